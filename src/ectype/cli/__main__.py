@@ -1,0 +1,5 @@
+"""`python -m ectype.cli`."""
+
+from ectype.cli.main import app
+
+app()

@@ -1,0 +1,11 @@
+"""`ectype`: one verb per stage. Only arguments, environment and exit codes live here; stages load on use."""
+
+import typer
+
+from ectype.cli import recipes
+
+app = typer.Typer(
+    name="ectype", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="Reproduce an open pre-training run in JAX, and prove that the result is the same model.",
+)  # fmt: skip
+app.add_typer(recipes.app, name="recipes")

@@ -1,0 +1,103 @@
+"""How every verb ends: one JSON object or text on standard output, one clear error, an exit code."""
+
+import functools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from ectype.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED, EctypeError, Stopped
+
+JSON_OPTION = typer.Option("--json", help="Print one JSON object on standard output.")
+
+
+def verb(function: Callable[..., Any]) -> Callable[..., None]:
+    """Run a verb and turn its end into an exit code: it returns one, or None for done.
+
+    `EctypeError` ends in exit 2 without a traceback, `Stopped` and Ctrl-C in 75.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            code = function(*args, **kwargs)
+        except EctypeError as error:
+            _fail(error, bool(kwargs.get("json_output")))
+            raise typer.Exit(EXIT_BAD_INPUT) from None
+        except Stopped as stop:
+            print(f"stopped: {stop}", file=sys.stderr)
+            raise typer.Exit(EXIT_STOPPED) from None
+        except KeyboardInterrupt:
+            print("stopped: interrupted; nothing half-written is left", file=sys.stderr)
+            raise typer.Exit(EXIT_STOPPED) from None
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(EXIT_DONE) from None
+        raise typer.Exit(EXIT_DONE if code is None else code)
+
+    return run
+
+
+def emit(result: dict[str, Any], json_output: bool, show: Callable[[], None]) -> None:
+    """Print `result` as one JSON object, or call `show` to print it for people."""
+    if json_output:
+        print(json.dumps(result, allow_nan=False))
+    else:
+        show()
+
+
+def console() -> Any:
+    """The console for people, on standard output."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+class ProgressBar:
+    """A `Progress` that draws bars with an ETA on standard error, or a line every ten seconds without a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self._console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bars = Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True)
+        self._tasks: dict[str, Any] = {}
+        self._last_line_seconds = 0.0
+
+    def __enter__(self) -> "ProgressBar":
+        if self._console.is_terminal:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def __call__(self, label: str, done: int, total: int) -> None:
+        if not self._console.is_terminal:
+            now = time.monotonic()
+            if now - self._last_line_seconds > 10:
+                self._last_line_seconds = now
+                print(f"{label}: {done}/{total}" if total else f"{label}: {done}", file=sys.stderr)
+            return
+        if label not in self._tasks:
+            self._tasks[label] = self._bars.add_task(label, total=total or None)
+        self._bars.update(self._tasks[label], completed=done, total=total or None)
+
+
+def _fail(error: EctypeError, json_output: bool) -> None:
+    if json_output:
+        print(json.dumps({"error": {"found": error.found, "expected": error.expected, "mend": error.mend}}))
+    print(f"error: {error}", file=sys.stderr)

@@ -1,0 +1,31 @@
+"""The two ways a verb ends early: bad input (exit 2) and stopped but resumable (exit 75)."""
+
+EXIT_DONE = 0
+EXIT_NEGATIVE = 1
+EXIT_BAD_INPUT = 2
+EXIT_NOT_ENOUGH_EVIDENCE = 3
+EXIT_STOPPED = 75
+
+
+class EctypeError(Exception):
+    """Bad input: says what was found, what was expected, and how to mend it.
+
+    Args:
+        found: what Ectype met, with the offending value and place.
+        expected: what would have been right.
+        mend: the action that gets the user past this.
+    """
+
+    exit_code = EXIT_BAD_INPUT
+
+    def __init__(self, found: str, expected: str, mend: str) -> None:
+        super().__init__(f"{found}\n  expected: {expected}\n  to mend:  {mend}")
+        self.found = found
+        self.expected = expected
+        self.mend = mend
+
+
+class Stopped(Exception):
+    """The work was interrupted after its state was saved; the same command resumes it."""
+
+    exit_code = EXIT_STOPPED

@@ -1,0 +1,178 @@
+"""Recipes and placements from YAML: shipped by name or read from a path, overridden, checked, hashed."""
+
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from ectype.artifacts import sha256_of_json
+from ectype.errors import EctypeError
+from ectype.recipe.placement import Placement
+from ectype.recipe.spec import Recipe
+
+Spec = TypeVar("Spec", Recipe, Placement)
+_SHIPPED = {"recipe": Path(__file__).parent / "recipes", "placement": Path(__file__).parent / "placements"}
+_NOT_COMPUTED = ("name", "description", "landmarks", "inputs", "evaluation")
+"""Recipe fields that no update depends on; they stay out of the hash."""
+
+
+def shipped(kind: str) -> list[str]:
+    """Names of the recipes or placements inside the package."""
+    return sorted(path.stem for path in _SHIPPED[kind].glob("*.yaml"))
+
+
+def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Load a recipe by shipped name or YAML path, then apply `section.key=value` overrides."""
+    return _load(Recipe, "recipe", name_or_path, overrides)
+
+
+def load_placement(name_or_path: str, overrides: Sequence[str] = ()) -> Placement:
+    """Load a placement by shipped name or YAML path, then apply `section.key=value` overrides."""
+    return _load(Placement, "placement", name_or_path, overrides)
+
+
+def recipe_hash(recipe: Recipe) -> str:
+    """SHA-256 of what is computed: the resolved recipe less its name, text, landmarks and input paths."""
+    return sha256_of_json(recipe.model_dump(mode="json", exclude=set(_NOT_COMPUTED)))
+
+
+def recipe_differences(stored: Recipe, asked: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Dotted field -> (stored, asked), for each computed field in which two recipes differ."""
+    left, right = (_flatten(r.model_dump(mode="json", exclude=set(_NOT_COMPUTED))) for r in (stored, asked))
+    return {
+        key: (left.get(key), right.get(key))
+        for key in sorted(left.keys() | right.keys())
+        if left.get(key) != right.get(key)
+    }
+
+
+def parse_recipe(values: Any, source: str) -> Recipe:
+    """Check a mapping as a recipe; `source` names it in errors."""
+    return _parse(Recipe, values, source)
+
+
+def to_yaml(spec: BaseModel) -> str:
+    """The resolved specification as YAML that loads back equal."""
+    return yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _load(spec: type[Spec], kind: str, name_or_path: str, overrides: Sequence[str]) -> Spec:
+    path = _SHIPPED[kind] / f"{name_or_path}.yaml"
+    if name_or_path not in shipped(kind):
+        path = Path(name_or_path)
+        if path.suffix not in (".yaml", ".yml"):
+            near = _nearest(name_or_path, shipped(kind))
+            raise EctypeError(
+                f"no {kind} named {name_or_path!r}{near}", f"one of {', '.join(shipped(kind))}, or a path ending in .yaml",
+                f"list them with `ectype recipes{'' if kind == 'recipe' else ' --placements'}`",
+            )  # fmt: skip
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise EctypeError(f"{kind} {path}: {error}", "a readable YAML file", "check the path and its syntax") from None
+    if not isinstance(values, dict):
+        raise EctypeError(f"{kind} {path} holds no mapping", "keys and values", f"start from `ectype {kind}s show`")
+    for override in overrides:
+        _override(spec, values, override)
+    return _parse(spec, values, f"{kind} {name_or_path}")
+
+
+def _parse(spec: type[Spec], values: Any, source: str) -> Spec:
+    try:
+        return spec.model_validate(values)
+    except ValidationError as error:
+        lines = [_explain(spec, item) for item in error.errors()]
+        raise EctypeError(
+            f"{source}: " + "; ".join(lines),
+            "fields of the documented names and types",
+            "correct the fields named above",
+        ) from None
+
+
+def _explain(spec: type[BaseModel], item: Mapping[str, Any]) -> str:
+    location = [str(part) for part in item["loc"]]
+    field = ".".join(location)
+    if item["type"] == "extra_forbidden":
+        return f"unknown key {field!r}{_nearest_key(spec, field)}"
+    if item["type"] == "missing":
+        return f"{field} is missing"
+    given = item.get("input")
+    shown = "" if isinstance(given, (dict, list)) else f" (found {given!r})"
+    return f"{field or 'recipe'}: {item['msg'].removeprefix('Value error, ')}{shown}"
+
+
+def _override(spec: type[BaseModel], values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise EctypeError(f"override {override!r}", "section.key=value", "for example --set schedule.peak=3e-4")
+    valid = _field_names(spec)
+    if key not in valid:
+        raise EctypeError(
+            f"override of unknown key {key!r}{_nearest_key(spec, key)}", "a key of the specification",
+            "see `ectype recipes show NAME`",
+        )  # fmt: skip
+    *parents, last = key.split(".")
+    node = values
+    for parent in parents:
+        if node.get(parent) is None:
+            node[parent] = {}
+        node = node[parent]
+    try:
+        node[last] = _scalar(text)
+    except yaml.YAMLError:
+        raise EctypeError(f"override {override!r}: the value is no YAML", "a YAML value", "quote it") from None
+
+
+def _scalar(text: str) -> Any:
+    """A YAML value; unlike YAML 1.1, `3e-4` is a number."""
+    value = yaml.safe_load(text)
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _sections(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [section for part in typing.get_args(annotation) for section in _sections(part)]
+    return []
+
+
+def _field_names(spec: type[BaseModel], prefix: str = "") -> list[str]:
+    names = []
+    for name, info in spec.model_fields.items():
+        names.append(prefix + name)
+        for section in _sections(info.annotation):
+            names += _field_names(section, f"{prefix}{name}.")
+    return names
+
+
+def _nearest_key(spec: type[BaseModel], key: str) -> str:
+    return _nearest(key, _field_names(spec))
+
+
+def _nearest(word: str, choices: Sequence[str]) -> str:
+    """` (did you mean 'x'?)`, matching the whole dotted key first and its last part second."""
+    found = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    if not found:
+        last = word.rsplit(".", 1)[-1]
+        found = [c for c in choices if difflib.get_close_matches(last, [c.rsplit(".", 1)[-1]], n=1, cutoff=0.75)][:1]
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def _flatten(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict):
+        return {prefix.removesuffix("."): values}
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flatten(value, f"{prefix}{key}.")
+    return flat

@@ -1,0 +1,51 @@
+"""Where and how a recipe runs: mesh, micro-batches, workers, checkpoint cadence. Never what it computes."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ectype.recipe.spec import Positive, Section
+
+
+class Mesh(Section):
+    """Devices along each axis; -1 takes what is left. `data` replicates parameters, `fsdp` shards them."""
+
+    data: int = -1
+    fsdp: Positive | Literal[-1] = 1
+    tensor: Positive = 1
+    context: Positive = 1
+
+
+class Checkpoints(Section):
+    """When state is saved and what is kept. Landmarks of the recipe are always saved and kept."""
+
+    every_steps: Positive = 100
+    keep_last: Positive = 2
+    permanent_every_steps: Positive | None = None
+
+
+class Loader(Section):
+    """Reading processes and buffers. Batches do not depend on either."""
+
+    workers: Annotated[int, Field(ge=0)] = 0
+    prefetch_batches: Positive = 2
+
+
+class Placement(Section):
+    """How a recipe is laid out on machines."""
+
+    name: str
+    description: str = ""
+    platform: Literal["cpu", "gpu", "tpu"] = "cpu"
+    devices: Positive | None = None
+    """CPU only: simulated devices to split this machine's cores into; None means one."""
+    mesh: Mesh = Mesh()
+    micro_batch_windows: Positive | None = None
+    """Windows per device and micro-batch; None: the whole share of the device at once."""
+    remat: tuple[str, ...] | Literal["none", "full"] = "none"
+    """`none` keeps all activations, `full` recomputes each block, a list keeps those activations by name."""
+    loss_chunk_tokens: Positive = 2048
+    attention_block_tokens: Positive | None = None
+    """Query and key block of the blockwise kernel; None lets the kernel choose by length and window."""
+    checkpoints: Checkpoints = Checkpoints()
+    loader: Loader = Loader()

@@ -1,0 +1,227 @@
+"""What is computed: the recipe as frozen, checked models. No JAX, no I/O.
+
+A recipe holds every number that the mathematics depends on. Where and how it runs is a `Placement`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+Dtype = Literal["float32", "bfloat16"]
+
+
+class Section(BaseModel):
+    """A part of a recipe: immutable, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Yarn(Section):
+    """YaRN frequency scaling (Peng et al. 2023, arXiv:2309.00071), applied in full-attention layers only."""
+
+    factor: Annotated[float, Field(ge=1)]
+    original_length_tokens: Positive
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    """Multiplies cos and sin; None means 0.1 ln(factor) + 1."""
+    truncate: bool = True
+    """Round the correction range outwards to whole dimensions, as the reference does."""
+
+
+class Model(Section):
+    """A dense decoder. OLMo 2 and OLMo 3 by default; Llama and Qwen3 types by the switches."""
+
+    d_model: Positive
+    n_layers: Positive
+    n_heads: Positive
+    n_kv_heads: Positive
+    head_dim: Positive
+    d_ffn: Positive
+    vocab_size: Positive
+    """Real token ids: the rows that a Hugging Face export holds."""
+    trained_rows: Positive | None = None
+    """Rows of the reference's softmax when it had more than `vocab_size`; None means `vocab_size`."""
+    window_pattern: tuple[Positive | None, ...]
+    """Repeating over layers: keys visible to a query, itself included; null is full causal attention."""
+    rope_theta: Annotated[float, Field(gt=0)]
+    yarn: Yarn | None = None
+    norm_eps: Annotated[float, Field(gt=0)] = 1e-6
+    norm_placement: Literal["after", "before"] = "after"
+    """`after`: x + norm(f(x)) (OLMo 2 and 3). `before`: x + f(norm(x)) (Llama, Qwen3)."""
+    qk_norm: Literal["projection", "head", "none"] = "projection"
+    """RMS over the whole projection (OLMo), over each head (Qwen3), or none (Llama)."""
+    attention_bias: bool = False
+    tied_head: bool = False
+    init_std: Annotated[float, Field(gt=0)] = 0.02
+    init_cut: Annotated[float, Field(gt=0)] = 3.0
+    """Truncation of the initial normal, in standard deviations."""
+    init_seed: int = 0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Model":
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} is odd: rotary pairs need an even one")
+        if self.trained_rows is not None and self.trained_rows < self.vocab_size:
+            raise ValueError(f"trained_rows {self.trained_rows} is below vocab_size {self.vocab_size}")
+        if not self.window_pattern:
+            raise ValueError("window_pattern is empty: give one entry per layer of the repeating pattern")
+        return self
+
+    @property
+    def rows(self) -> int:
+        """Rows of the embedding and of the head that take part in training."""
+        return self.vocab_size if self.trained_rows is None else self.trained_rows
+
+    def layer_window(self, layer: int) -> int | None:
+        """Window of `layer` in tokens, itself included; None for full attention."""
+        return self.window_pattern[layer % len(self.window_pattern)]
+
+
+class RepetitionFilter(Section):
+    """Reject windows in which a period of at most `max_period` tokens repeats `max_count` times or more."""
+
+    max_period: Positive = 13
+    min_period: Positive = 1
+    max_count: Positive = 32
+
+
+class Packing(Section):
+    """Best-fit document packing for long context (OLMo-core's NumpyPackedFSLDataset)."""
+
+    source_group_size: Positive = 8
+    source_permutation_seed: int | None = 123
+    long_documents: Literal["truncate", "fragment"] = "truncate"
+    ties: Literal["stable", "numpy"] = "stable"
+    """Order among documents of equal length: by position, or as NumPy's default sort leaves them."""
+
+
+class Order(Section):
+    """Which windows make up global batch k: a pure function of the index, this section and k."""
+
+    kind: Literal["olmo-core", "stateless", "sequential"] = "olmo-core"
+    seed: int
+    max_target_length_tokens: Positive | None = None
+    """OLMo-core's max_target_sequence_length: shuffle chunks of this many tokens as one."""
+
+
+class Data(Section):
+    """How tokens become windows and windows become batches."""
+
+    sequence_length_tokens: Positive
+    global_batch_windows: Positive
+    eos_id: Annotated[int, Field(ge=0)]
+    pad_id: Annotated[int, Field(ge=0)]
+    order: Order
+    repetition_filter: RepetitionFilter | None = None
+    document_masks: bool = False
+    packing: Packing | None = None
+
+    @property
+    def global_batch_tokens(self) -> int:
+        return self.sequence_length_tokens * self.global_batch_windows
+
+
+class Loss(Section):
+    """Cross-entropy with z-loss, summed over tokens and divided once by the global count."""
+
+    z_loss: Annotated[float, Field(ge=0)] = 1e-5
+    rejected_windows_count: Literal["full", "none"] = "full"
+    """What a rejected window adds to the divisor: its full length (OLMo-core), or nothing."""
+
+
+class SkipStep(Section):
+    """Skip an update whose loss or gradient norm is an outlier of the recent past (OLMo-core)."""
+
+    window_steps: Positive = 128
+    sigma: Annotated[float, Field(gt=0)] = 6.0
+
+
+class Optimizer(Section):
+    """AdamW with decoupled decay and global-norm clipping in torch's convention."""
+
+    kind: Literal["adamw"] = "adamw"
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    decay_embedding: bool = False
+    clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    skip_step: SkipStep | None = SkipStep()
+    count_starts_at: Annotated[int, Field(ge=0)] = 0
+    """Adam's update count before the first update. 1 where the reference checkpointed step 0, because
+    saving that checkpoint ran the optimiser once with zero gradients."""
+    step_increment_bugfix: bool = True
+    """False reproduces early OLMo-core, whose count never advanced."""
+
+
+class Schedule(Section):
+    """Learning rate of update n (1-based), in float64; the step uses it rounded to float32."""
+
+    kind: Literal["cosine", "half_cosine", "linear", "constant"]
+    peak: Annotated[float, Field(gt=0)]
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    horizon_steps: Positive
+    final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
+
+
+class Numerics(Section):
+    """Element types that the result depends on."""
+
+    parameters: Dtype = "float32"
+    compute: Dtype = "float32"
+    gradient_reduction: Dtype = "float32"
+    moments: Dtype = "float32"
+
+
+class Evaluation(Section):
+    """Held-out protocol: fixed windows per domain, every target weighted alike."""
+
+    sequence_length_tokens: Positive | None = None
+    """None: the training length."""
+    batch_windows: Positive = 16
+    bootstrap_samples: Positive = 2000
+
+
+class Inputs(Section):
+    """Where the run's inputs lie. Not hashed: content fingerprints identify them, not paths."""
+
+    index: str | None = None
+    """Index JSON or manifest of token files; `package:` names a file shipped with Ectype."""
+    weights: str | None = None
+    """Step-0 weights: an Ectype checkpoint or a Hugging Face folder. None: drawn from `init_seed`."""
+    padded_rows: str | None = None
+    """Side file with the embedding and head rows that a Hugging Face export dropped."""
+    reference: str | None = None
+    """The reference run to compare with: a folder that holds `reference.json`."""
+
+
+class Recipe(Section):
+    """All that decides what a run computes."""
+
+    name: str
+    description: str = ""
+    model: Model
+    data: Data
+    loss: Loss = Loss()
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule
+    numerics: Numerics = Numerics()
+    evaluation: Evaluation = Evaluation()
+    duration_steps: Positive
+    landmarks: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    inputs: Inputs = Inputs()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Recipe":
+        beyond = [step for step in self.landmarks if step > self.duration_steps]
+        if beyond:
+            raise ValueError(f"landmarks {beyond} lie beyond duration_steps {self.duration_steps}")
+        for name in ("eos_id", "pad_id"):
+            value = getattr(self.data, name)
+            if value >= self.model.vocab_size:
+                raise ValueError(f"data.{name} {value} is not below model.vocab_size {self.model.vocab_size}")
+        return self
