@@ -1,0 +1,64 @@
+"""The bundled run is the reference run, unchanged, and small enough to ship."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from ectype.artifacts import package_path
+from ectype.recipe.load import load_recipe
+
+BUNDLE = package_path("package:demo/bundle")
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_bundle_holds_at_most_25_megabytes() -> None:
+    assert sum(path.stat().st_size for path in BUNDLE.rglob("*") if path.is_file()) <= 25_000_000
+
+
+def test_the_reference_names_only_files_that_are_there() -> None:
+    reference = json.loads((BUNDLE / "reference.json").read_text())
+    paths = [reference["log"]["path"], reference["batches"], reference["tokenizer"]]
+    paths += [path for landmark in reference["landmarks"].values() for path in landmark.values()]
+    paths += reference["held_out"]["domains"].values()
+    assert [path for path in paths if not (BUNDLE / path).exists()] == []
+
+
+def test_the_recipe_names_only_files_that_are_there_and_the_landmarks_that_are_bundled() -> None:
+    recipe = load_recipe("toy-calm")
+    named = recipe.inputs.model_dump()
+    assert {key: value for key, value in named.items() if not package_path(value).exists()} == {}
+    reference = json.loads((BUNDLE / "reference.json").read_text())
+    assert [str(step) for step in recipe.landmarks] == list(reference["landmarks"])
+
+
+def test_the_log_has_the_columns_that_the_reference_names() -> None:
+    reference = json.loads((BUNDLE / "reference.json").read_text())
+    header, *rows = (BUNDLE / "log.csv").read_text().splitlines()
+    named = [value for key, value in reference["log"].items() if key != "path"]
+    assert set(named) <= set(header.split(","))
+    assert len(rows) == load_recipe("toy-calm").duration_steps
+
+
+@pytest.mark.parametrize("folder", ["hf", "padded_rows"])
+def test_weights_are_those_that_olmo_core_wrote(shared: Path, folder: str) -> None:
+    source = shared / "reference/olmocore_calm"
+    for path in (BUNDLE / folder).rglob("*"):
+        if path.is_file():
+            assert _sha256(path) == _sha256(source / path.relative_to(BUNDLE)), path
+
+
+def test_tokens_are_those_of_the_run_and_in_its_order(shared: Path) -> None:
+    files = json.loads((shared / "reference/olmocore_tiny/tokens/manifest.json").read_text())["files"]
+    shipped = [file for file in files if file["split"] in ("train", "heldout")]
+    assert set((BUNDLE / "tokens").rglob("*.npy")) == {BUNDLE / file["path"] for file in shipped}
+    for file in shipped:
+        assert _sha256(BUNDLE / file["path"]) == file["sha256"], file["path"]
+    listed = [line.split(",") for line in (BUNDLE / "tokens/manifest.txt").read_text().splitlines()]
+    assert [["tokens/" + path, label] for label, path in listed] == [
+        [file["path"], file["domain"]] for file in files if file["split"] == "train"
+    ]
