@@ -25,7 +25,7 @@ class EctypeError(Exception):
         self.mend = mend
 
 
-class Stopped(Exception):
+class Stopped(Exception):  # noqa: N818 - it is no error
     """The work was interrupted after its state was saved; the same command resumes it."""
 
     exit_code = EXIT_STOPPED
