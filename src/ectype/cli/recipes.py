@@ -6,7 +6,7 @@ import typer
 
 from ectype.cli.output import JSON_OPTION, emit, verb
 
-app = typer.Typer(help="List and show recipes and placements.", invoke_without_command=True)
+app = typer.Typer(help="List and show recipes and placements. Example: ectype recipes", invoke_without_command=True)
 PLACEMENTS_OPTION = typer.Option("--placements", help="Placements instead of recipes.")
 
 

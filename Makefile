@@ -1,0 +1,46 @@
+# Two environments: .venv holds the core alone (no torch), .venv-test adds the tools and the reference
+# implementations. Both are reinstalled only when the pins or the project's metadata change.
+
+PYTHON ?= python3
+OUT ?= runs/demo
+PYTEST_ARGS ?=
+
+PINS := constraints.txt
+INSTALL = $(1)/bin/uv pip install -q --python $(1)/bin/python -c $(PINS) -b $(PINS)
+
+.PHONY: demo test check format clean
+
+demo: .venv/installed ## Reproduce the bundled run and print the verdict
+	.venv/bin/ectype demo --out $(OUT)
+
+test: .venv-test/installed ## The whole test suite
+	.venv-test/bin/python -m pytest -n 2 $(PYTEST_ARGS)
+
+check: .venv-test/installed ## Lint, format, types, import direction, house rules
+	.venv-test/bin/ruff check .
+	.venv-test/bin/ruff format --check .
+	.venv-test/bin/pyright --pythonpath .venv-test/bin/python
+	.venv-test/bin/python -m pytest -n 0 tests/test_import_direction.py tests/test_house_rules.py
+
+format: .venv-test/installed ## Sort imports and format
+	.venv-test/bin/ruff check --fix .
+	.venv-test/bin/ruff format .
+
+clean: ## Remove environments, runs and caches
+	rm -rf .venv .venv-test dist runs .ruff_cache .pytest_cache
+
+.venv/installed: $(PINS) pyproject.toml
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install -q -c $(PINS) uv
+	$(call INSTALL,.venv) -e .
+	touch $@
+
+# torch comes through pip, which picks its small CPU build where one is offered; everything else through uv,
+# which is many times faster. OLMo-core goes last, when its torch requirement is already met.
+.venv-test/installed: $(PINS) pyproject.toml
+	$(PYTHON) -m venv .venv-test
+	.venv-test/bin/pip install -q -c $(PINS) uv
+	$(call INSTALL,.venv-test) -e '.[dev]' transformers tokenizers
+	.venv-test/bin/pip install -q -c $(PINS) torch
+	$(call INSTALL,.venv-test) ai2-olmo-core
+	touch $@
