@@ -8,6 +8,7 @@ import pytest
 
 from ectype.artifacts import package_path
 from ectype.recipe.load import load_recipe
+from ectype.recipe.reference import load_reference, read_training_log
 
 BUNDLE = package_path("package:demo/bundle")
 
@@ -20,28 +21,19 @@ def test_the_bundle_holds_at_most_25_megabytes() -> None:
     assert sum(path.stat().st_size for path in BUNDLE.rglob("*") if path.is_file()) <= 25_000_000
 
 
-def test_the_reference_names_only_files_that_are_there() -> None:
-    reference = json.loads((BUNDLE / "reference.json").read_text())
-    paths = [reference["log"]["path"], reference["batches"], reference["tokenizer"]]
-    paths += [path for landmark in reference["landmarks"].values() for path in landmark.values()]
-    paths += reference["held_out"]["domains"].values()
-    assert [path for path in paths if not (BUNDLE / path).exists()] == []
+def test_the_reference_loads_and_its_log_covers_the_recipe() -> None:
+    reference = load_reference("package:demo/bundle")
+    assert reference.log is not None
+    log = read_training_log(reference.log)
+    assert log.steps.tolist() == list(range(1, load_recipe("toy-calm").duration_steps + 1))
+    assert reference.dtype == "float32"
 
 
 def test_the_recipe_names_only_files_that_are_there_and_the_landmarks_that_are_bundled() -> None:
     recipe = load_recipe("toy-calm")
     named = recipe.inputs.model_dump()
     assert {key: value for key, value in named.items() if not package_path(value).exists()} == {}
-    reference = json.loads((BUNDLE / "reference.json").read_text())
-    assert [str(step) for step in recipe.landmarks] == list(reference["landmarks"])
-
-
-def test_the_log_has_the_columns_that_the_reference_names() -> None:
-    reference = json.loads((BUNDLE / "reference.json").read_text())
-    header, *rows = (BUNDLE / "log.csv").read_text().splitlines()
-    named = [value for key, value in reference["log"].items() if key != "path"]
-    assert set(named) <= set(header.split(","))
-    assert len(rows) == load_recipe("toy-calm").duration_steps
+    assert list(recipe.landmarks) == list(load_reference("package:demo/bundle").landmarks)
 
 
 @pytest.mark.parametrize("folder", ["hf", "padded_rows"])
