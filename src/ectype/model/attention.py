@@ -14,6 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+Span = tuple[int, int, int]
+"""First query, end query, first visible key of one block of queries; the keys end where the queries do."""
+
 _MOST_BLOCKS = 32
 _BLOCK_RANGE_TOKENS = (64, 512)
 
@@ -39,18 +42,8 @@ def attention(
     query = query.reshape(batch, groups, heads // groups, length, head_dim)
     key, value = key_BLGK.transpose(0, 2, 1, 3), value_BLGK.transpose(0, 2, 1, 3)
     window = length if window_tokens is None else min(window_tokens, length)
-    outputs = []
-    for start, stop, first_key in block_spans(length, window, block_tokens or default_block_tokens(length)):
-        segments = None
-        if segment_ids_BL is not None:
-            segments = segment_ids_BL[:, start:stop], segment_ids_BL[:, first_key:stop]
-        span = slice(first_key, stop)
-        outputs.append(
-            _attend_block(
-                query[:, :, :, start:stop], key[:, :, span], value[:, :, span], segments, start - first_key, window
-            )
-        )
-    context = jnp.concatenate(outputs, axis=3).reshape(batch, heads, length, head_dim)
+    spans = block_spans(length, window, block_tokens or default_block_tokens(length))
+    context = _attend(query, key, value, segment_ids_BL, tuple(spans), window).reshape(batch, heads, length, head_dim)
     return context.transpose(0, 2, 1, 3)
 
 
@@ -60,8 +53,8 @@ def default_block_tokens(length: int) -> int:
     return min(high, max(low, 1 << (max(length // _MOST_BLOCKS, 1) - 1).bit_length()))
 
 
-def block_spans(length: int, window: int, block: int) -> list[tuple[int, int, int]]:
-    """(first query, end query, first visible key) of each block of queries; keys end where the queries do.
+def block_spans(length: int, window: int, block: int) -> list[Span]:
+    """The spans of all blocks of queries.
 
     Spans are aligned to 8 keys so that vector loads stay aligned; the few extra keys are masked.
     """
@@ -69,49 +62,68 @@ def block_spans(length: int, window: int, block: int) -> list[tuple[int, int, in
     return [(start, min(start + block, length), max(0, start - window + 1) // 8 * 8) for start in starts]
 
 
-def _visible_QS(queries: int, keys: int, offset: int, window: int) -> np.ndarray:
+def _visible(queries: int, keys: int, offset: int, window: int) -> np.ndarray:
     """Static mask: query row i stands at key column `offset` + i."""
     distance = offset + np.arange(queries)[:, None] - np.arange(keys)[None, :]
     return (distance >= 0) & (distance < window)
 
 
-def _masked_scores(query, key, segments, offset: int, window: int) -> jax.Array:
-    scores = jnp.einsum("bgrqk,bgsk->bgrqs", query, key, preferred_element_type=jnp.float32)
-    visible = jnp.asarray(_visible_QS(query.shape[3], key.shape[2], offset, window))
+def _masked_scores(query, key, segments, span: Span, window: int) -> jax.Array:
+    start, stop, first = span
+    scores = jnp.einsum(
+        "bgrqk,bgsk->bgrqs", query[:, :, :, start:stop], key[:, :, first:stop], preferred_element_type=jnp.float32
+    )
+    visible = jnp.asarray(_visible(stop - start, stop - first, start - first, window))
     if segments is not None:
-        query_segments_BQ, key_segments_BS = segments
-        same = query_segments_BQ[:, :, None] == key_segments_BS[:, None, :]
-        visible = (visible & same)[:, None, None]
+        same_document = segments[:, start:stop, None] == segments[:, None, first:stop]
+        visible = (visible & same_document)[:, None, None]
     return jnp.where(visible, scores, -jnp.inf)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _attend_block(query_BGRQK, key_BGSK, value_BGSK, segments, offset: int, window: int) -> jax.Array:
-    return _attend_block_forward(query_BGRQK, key_BGSK, value_BGSK, segments, offset, window)[0]
+def _attend(query_BGRLK, key_BGLK, value_BGLK, segments_BL, spans: tuple[Span, ...], window: int) -> jax.Array:
+    return _attend_forward(query_BGRLK, key_BGLK, value_BGLK, segments_BL, spans, window)[0]
 
 
-def _attend_block_forward(query, key, value, segments, offset: int, window: int):
-    scores = _masked_scores(query, key, segments, offset, window)
-    highest = jnp.max(scores, axis=-1, keepdims=True)
-    weights = jnp.exp(scores - highest)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    mixed = jnp.einsum("bgrqs,bgsk->bgrqk", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
-    output = (mixed / total).astype(query.dtype)
-    log_total = highest + jnp.log(total)
+def _attend_forward(query, key, value, segments, spans, window):
+    outputs, log_totals = [], []
+    for span in spans:
+        scores = _masked_scores(query, key, segments, span, window)
+        highest = jnp.max(scores, axis=-1, keepdims=True)
+        weights = jnp.exp(scores - highest)
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        mixed = jnp.einsum(
+            "bgrqs,bgsk->bgrqk",
+            weights.astype(value.dtype), value[:, :, span[2] : span[1]], preferred_element_type=jnp.float32,
+        )  # fmt: skip
+        outputs.append((mixed / total).astype(query.dtype))
+        log_totals.append(highest + jnp.log(total))
+    output, log_total = jnp.concatenate(outputs, axis=3), jnp.concatenate(log_totals, axis=3)
     return output, (query, key, value, segments, output, log_total)
 
 
-def _attend_block_backward(offset: int, window: int, residuals, grad_output):
+def _attend_backward(spans, window, residuals, grad_output):
     query, key, value, segments, output, log_total = residuals
-    weights = jnp.exp(_masked_scores(query, key, segments, offset, window) - log_total)
-    grad32 = grad_output.astype(jnp.float32)
-    mean_grad = jnp.sum(grad32 * output.astype(jnp.float32), axis=-1, keepdims=True)
-    grad_weights = jnp.einsum("bgrqk,bgsk->bgrqs", grad_output, value, preferred_element_type=jnp.float32)
-    grad_scores = (weights * (grad_weights - mean_grad)).astype(query.dtype)
-    grad_query = jnp.einsum("bgrqs,bgsk->bgrqk", grad_scores, key)
-    grad_key = jnp.einsum("bgrqs,bgrqk->bgsk", grad_scores, query)
-    grad_value = jnp.einsum("bgrqs,bgrqk->bgsk", weights.astype(value.dtype), grad_output)
-    return grad_query, grad_key, grad_value, None
+    mean_grad = jnp.sum(grad_output.astype(jnp.float32) * output.astype(jnp.float32), axis=-1, keepdims=True)
+    grad_queries = []
+    grad_key, grad_value = jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
+    for span in spans:
+        start, stop, first = span
+        rows = (slice(None), slice(None), slice(None), slice(start, stop))
+        columns = (slice(None), slice(None), slice(first, stop))
+        weights = jnp.exp(_masked_scores(query, key, segments, span, window) - log_total[rows])
+        grad_weights = jnp.einsum(
+            "bgrqk,bgsk->bgrqs", grad_output[rows], value[columns], preferred_element_type=jnp.float32
+        )
+        grad_scores = (weights * (grad_weights - mean_grad[rows])).astype(query.dtype)
+        grad_queries.append(jnp.einsum("bgrqs,bgsk->bgrqk", grad_scores, key[columns]))
+        add_to_key = jnp.einsum("bgrqs,bgrqk->bgsk", grad_scores, query[rows], preferred_element_type=jnp.float32)
+        add_to_value = jnp.einsum(
+            "bgrqs,bgrqk->bgsk", weights.astype(value.dtype), grad_output[rows], preferred_element_type=jnp.float32
+        )
+        grad_key, grad_value = grad_key.at[columns].add(add_to_key), grad_value.at[columns].add(add_to_value)
+    grad_query = jnp.concatenate(grad_queries, axis=3)
+    return grad_query, grad_key.astype(key.dtype), grad_value.astype(value.dtype), None
 
 
-_attend_block.defvjp(_attend_block_forward, _attend_block_backward)
+_attend.defvjp(_attend_forward, _attend_backward)

@@ -17,18 +17,15 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from ectype.model.attention import attention
+from ectype.model.linear import gated_silu, linear
 from ectype.model.norm import rms_norm
 from ectype.model.rope import rotary_tables, rotate
-from ectype.recipe.spec import Model, Yarn
+from ectype.recipe.spec import Model
 
 Tree = dict[str, Any]
 Initializer = Callable[[tuple[int, ...]], jax.Array]
-
-
-def linear(x_I: jax.Array, weight_OI: jax.Array, bias_O: jax.Array | None = None) -> jax.Array:
-    """x W^T (+ bias) in the dtype of `x_I`; accumulation is float32."""
-    product = jax.lax.dot_general(x_I, weight_OI.astype(x_I.dtype), (((x_I.ndim - 1,), (1,)), ((), ())))
-    return product if bias_O is None else product + bias_O.astype(x_I.dtype)
+Rotary = tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+"""cos and sin [L, R] of sliding layers, then of full-attention layers."""
 
 
 class Attention(nnx.Module):
@@ -51,10 +48,10 @@ class Attention(nnx.Module):
 
     def __call__(
         self, x_BLD: jax.Array, model: Model, window: int | None, segment_ids_BL: jax.Array | None,
-        block_tokens: int | None, positions_L: jax.Array,
+        block_tokens: int | None, rotary: Rotary,
     ) -> jax.Array:  # fmt: skip
         query, key, value = self.project(x_BLD, model)
-        cos, sin = rotary_tables(positions_L, model.rope_theta, model.head_dim, layer_yarn(model, window))
+        cos, sin = rotary[window is None]
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         context = attention(query, key, value, window, segment_ids_BL, block_tokens)
         context = checkpoint_name(context.reshape(*x_BLD.shape[:2], -1), "context")
@@ -62,13 +59,13 @@ class Attention(nnx.Module):
 
     def project(self, x_BLD: jax.Array, model: Model) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Normalised query [B, L, H, K] and key [B, L, G, K], and value [B, L, G, K], before rotation."""
-        bias = {
-            name: getattr(self, f"{name}_bias")[...] if model.attention_bias else None
-            for name in ("query", "key", "value")
-        }
-        query = checkpoint_name(linear(x_BLD, self.query[...], bias["query"]), "query")
-        key = checkpoint_name(linear(x_BLD, self.key[...], bias["key"]), "key")
-        value = checkpoint_name(linear(x_BLD, self.value[...], bias["value"]), "value")
+        query, key, value = linear(x_BLD, self.query[...]), linear(x_BLD, self.key[...]), linear(x_BLD, self.value[...])
+        if model.attention_bias:
+            query = query + self.query_bias[...].astype(query.dtype)
+            key = key + self.key_bias[...].astype(key.dtype)
+            value = value + self.value_bias[...].astype(value.dtype)
+        query, key = checkpoint_name(query, "query"), checkpoint_name(key, "key")
+        value = checkpoint_name(value, "value")
         if model.qk_norm == "projection":
             # The whole projection shares one RMS: OLMo normalises before the split into heads.
             query = rms_norm(query, self.query_norm[...], model.norm_eps)
@@ -91,7 +88,7 @@ class GatedMlp(nnx.Module):
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
         gate = checkpoint_name(linear(x_BLD, self.gate[...]), "gate")
         up = checkpoint_name(linear(x_BLD, self.up[...]), "up")
-        return checkpoint_name(linear(jax.nn.silu(gate) * up, self.down[...]), "mlp_output")
+        return checkpoint_name(linear(gated_silu(gate, up), self.down[...]), "mlp_output")
 
 
 class Layer(nnx.Module):
@@ -105,9 +102,9 @@ class Layer(nnx.Module):
 
     def __call__(
         self, x_BLD: jax.Array, model: Model, window: int | None, segment_ids_BL: jax.Array | None,
-        block_tokens: int | None, positions_L: jax.Array,
+        block_tokens: int | None, rotary: Rotary,
     ) -> jax.Array:  # fmt: skip
-        attend = (model, window, segment_ids_BL, block_tokens, positions_L)
+        attend = (model, window, segment_ids_BL, block_tokens, rotary)
         x_BLD = checkpoint_name(x_BLD, "layer_input")
         if model.norm_placement == "after":
             x_BLD = x_BLD + rms_norm(self.attention(x_BLD, *attend), self.attention_norm[...], model.norm_eps)
@@ -137,59 +134,56 @@ class Decoder(nnx.Module):
         if not model.tied_head:
             self.head = Rows(draw((model.rows, model.d_model)))
 
-    def __call__(
-        self, tokens_BL: jax.Array, model: Model, compute_dtype: str, segment_ids_BL: jax.Array | None,
-        block_tokens: int | None, positions_L: jax.Array, remat: Callable[[Any], Any],
-    ) -> jax.Array:  # fmt: skip
-        x_BLD = jnp.take(self.embedding.weight[...], tokens_BL, axis=0).astype(compute_dtype)
-        common = (segment_ids_BL, block_tokens, positions_L)
-        graphs, states = [], []
-        for slot in range(len(self.blocks)):
-            graph, state = nnx.split(self.blocks[str(slot)])
-            graphs.append(graph)
-            states.append(state)
-
-        @remat
-        def block(x_BLD: jax.Array, states) -> tuple[jax.Array, None]:
-            for slot, (graph, state) in enumerate(zip(graphs, states, strict=True)):
-                x_BLD = nnx.merge(graph, state)(x_BLD, model, model.window_pattern[slot], *common)
-            return x_BLD, None
-
-        if states:
-            x_BLD, _ = jax.lax.scan(block, x_BLD, tuple(states))
-        for slot in range(len(self.rest)):
-            x_BLD = self.rest[str(slot)](x_BLD, model, model.window_pattern[slot], *common)
-        return rms_norm(x_BLD, self.norm.weight[...], model.norm_eps)
+    def __call__(self, tokens_BL: jax.Array, model: Model, **options: Any) -> jax.Array:
+        """Hidden states [B, L, D]; `options` are those of `forward`."""
+        return forward(nnx.to_pure_dict(nnx.state(self, nnx.Param)), tokens_BL, model, **options)
 
 
-def layer_yarn(model: Model, window: int | None) -> Yarn | None:
-    """YaRN scales full-attention layers only; sliding layers keep plain rotary positions."""
-    return model.yarn if window is None else None
+def layer_rotary(model: Model, positions_L: jax.Array) -> Rotary:
+    """cos and sin for sliding layers and for full ones: YaRN scales the full-attention layers only.
+
+    The barrier keeps the compiler from recomputing sines inside every consumer.
+    """
+    plain = rotary_tables(positions_L, model.rope_theta, model.head_dim, None)
+    if model.yarn is None:
+        plain = jax.lax.optimization_barrier(plain)
+        return plain, plain
+    return jax.lax.optimization_barrier(
+        (plain, rotary_tables(positions_L, model.rope_theta, model.head_dim, model.yarn))
+    )
 
 
 @lru_cache(maxsize=32)
-def _structure(model: Model) -> Any:
-    """The NNX graph of the decoder and of one lone layer, without any weights."""
+def _structure(model: Model) -> tuple[Tree, tuple[Any, nnx.State]]:
+    """The decoder's tree of abstract leaves, and the NNX graph and abstract state of one lone layer."""
 
     def abstract(shape: tuple[int, ...]) -> Any:
         return jnp.zeros(shape, jnp.float32)
 
     decoder = nnx.eval_shape(lambda: Decoder(model, abstract, abstract))
     layer = nnx.eval_shape(lambda: Layer(model, abstract, abstract))
-    return nnx.split(decoder), nnx.split(layer)
+    return nnx.to_pure_dict(nnx.state(decoder, nnx.Param)), nnx.split(layer)
 
 
 def parameter_shapes(model: Model) -> Tree:
     """The parameter tree with each leaf's shape as a tuple of int."""
-    state = _structure(model)[0][1]
-    return jax.tree.map(lambda leaf: tuple(leaf.shape), nnx.to_pure_dict(state))
+    return jax.tree.map(lambda leaf: tuple(leaf.shape), _structure(model)[0])
 
 
-def _merge(graph: Any, state: nnx.State, params: Tree) -> Any:
-    """A module of `params`; the abstract `state` says where each leaf belongs."""
+def layer_module(layer_params: Tree, model: Model) -> Layer:
+    """One layer's parameters (no stack axis) as a module."""
+    graph, state = _structure(model)[1]
     filled = jax.tree.map(lambda leaf: leaf, state)
-    nnx.replace_by_pure_dict(filled, params)
+    nnx.replace_by_pure_dict(filled, layer_params)
     return nnx.merge(graph, filled)
+
+
+def _same(function: Any) -> Any:
+    return function
+
+
+def _whole(part: str, tree: Tree) -> Tree:
+    return tree
 
 
 def forward(
@@ -200,16 +194,33 @@ def forward(
     compute_dtype: str = "float32",
     segment_ids_BL: jax.Array | None = None,
     block_tokens: int | None = None,
-    remat: Callable[[Any], Any] = lambda function: function,
+    remat: Callable[[Any], Any] = _same,
+    gather: Callable[[str, Tree], Tree] = _whole,
 ) -> jax.Array:
     """Hidden states after the final norm, [B, L, D] in `compute_dtype`, of int32 tokens [B, L].
 
-    `remat` wraps the function of one block of layers, to choose what the backward pass recomputes.
+    Args:
+        remat: wraps the function of one block of layers, to choose what the backward pass recomputes.
+        gather: makes sharded parameters whole just before use: called with the part's name (`embedding`, `blocks`,
+            `rest`, `norm`) and its tree; for `blocks` the tree is one block's, without the stack axis.
     """
-    graph, state = _structure(model)[0]
-    positions_L = jnp.arange(tokens_BL.shape[1], dtype=jnp.int32)
-    decoder = _merge(graph, state, params)
-    return decoder(tokens_BL, model, compute_dtype, segment_ids_BL, block_tokens, positions_L, remat)
+    embedding_VD = gather("embedding", params["embedding"])["weight"]
+    x_BLD = jnp.take(embedding_VD, tokens_BL, axis=0).astype(compute_dtype)
+    rotary = layer_rotary(model, jnp.arange(tokens_BL.shape[1], dtype=jnp.int32))
+    common = (segment_ids_BL, block_tokens, rotary)
+
+    def layers(part: str, x_BLD: jax.Array, slots: Tree) -> jax.Array:
+        slots = gather(part, slots)
+        for slot in range(len(slots)):
+            x_BLD = layer_module(slots[str(slot)], model)(x_BLD, model, model.window_pattern[slot], *common)
+        return x_BLD
+
+    if "blocks" in params:
+        block = remat(lambda x_BLD, slots: layers("blocks", x_BLD, slots))
+        x_BLD, _ = jax.lax.scan(lambda x_BLD, slots: (block(x_BLD, slots), None), x_BLD, params["blocks"])
+    if "rest" in params:
+        x_BLD = remat(lambda x_BLD, slots: layers("rest", x_BLD, slots))(x_BLD, params["rest"])
+    return rms_norm(x_BLD, gather("norm", params["norm"])["weight"], model.norm_eps)
 
 
 def layer_forward(
@@ -222,10 +233,8 @@ def layer_forward(
     block_tokens: int | None = None,
 ) -> jax.Array:
     """One layer alone, [B, L, D] to [B, L, D], for checks that hold a single layer in memory."""
-    graph, state = _structure(model)[1]
-    positions_L = jnp.arange(x_BLD.shape[1], dtype=jnp.int32)
-    layer = _merge(graph, state, layer_params)
-    return layer(x_BLD, model, window, segment_ids_BL, block_tokens, positions_L)
+    rotary = layer_rotary(model, jnp.arange(x_BLD.shape[1], dtype=jnp.int32))
+    return layer_module(layer_params, model)(x_BLD, model, window, segment_ids_BL, block_tokens, rotary)
 
 
 def head_weight(params: Tree, model: Model) -> jax.Array:

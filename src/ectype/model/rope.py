@@ -1,4 +1,7 @@
-"""Rotary position embedding with optional YaRN. Shapes: B batch, L length, H heads, K head dim, R = K/2 rotary pairs."""
+"""Rotary position embedding with optional YaRN.
+
+Shapes: B batch, L length, H heads, K head dim, R = K/2 rotary pairs.
+"""
 
 import math
 

@@ -1,0 +1,1 @@
+"""From a recipe to a trained run: schedule, optimiser, step, checkpoints and the loop."""
