@@ -1,0 +1,142 @@
+"""Arrays of a checkpoint on disk: written and read in slices, described to Orbax so that it restores them as its own.
+
+Imported weights are uncompressed Zarr arrays, one folder per leaf, one layer or less per chunk: any slice can be read
+or written alone. Orbax's own checkpoints (OCDBT, compressed) are read through the same functions.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+import tensorstore
+from etils import epath
+from orbax.checkpoint import type_handlers
+
+from ectype.errors import EctypeError
+from ectype.weights import tree
+from ectype.weights.tree import Path as LeafPath
+
+TARGET_CHUNK_BYTES = 32 << 20
+SMALL_LEAF_BYTES = 4 << 20
+"""Leaves up to this size are one chunk: a stack of norms would otherwise be one tiny file per layer."""
+_METADATA_NAME = "_METADATA"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Shape and element type of one array of the tree."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def chunk_shape(leaf: Leaf, stacked: bool) -> tuple[int, ...]:
+    """Chunk of a leaf: all of a small one; of a large one, a power-of-two share of one layer's rows.
+
+    Powers of two line up with the shares of a sharded restore, which then reads no chunk twice.
+    """
+    total = int(np.prod(leaf.shape, dtype=np.int64)) * leaf.dtype.itemsize
+    if total <= SMALL_LEAF_BYTES:
+        return leaf.shape
+    lead, rows = ((1,), leaf.shape[1]) if stacked else ((), leaf.shape[0])
+    layer_bytes = total // leaf.shape[0] if stacked else total
+    pieces = 1 << max(0, -(-layer_bytes // TARGET_CHUNK_BYTES) - 1).bit_length()
+    return (*lead, -(-rows // min(pieces, rows)), *leaf.shape[len(lead) + 1 :])
+
+
+def create_array(folder: Path, path: LeafPath, leaf: Leaf, chunk: tuple[int, ...]) -> tensorstore.TensorStore:
+    """A new array for the leaf at `path`, or the one that an interrupted run began; writes are synced to disk."""
+    spec = {
+        "driver": "zarr",
+        "kvstore": {"driver": "file", "path": str(folder / tree.dotted(path))},
+        "metadata": {"shape": leaf.shape, "chunks": chunk, "compressor": None},
+        "dtype": leaf.dtype.name,
+        # Zeros are stored too, so that a missing chunk file is an error on reading and never a zero weight.
+        "store_data_equal_to_fill_value": True,
+        "recheck_cached_metadata": False,
+        "recheck_cached_data": False,
+    }
+    return tensorstore.open(spec, create=True, open=True).result()
+
+
+def open_array(folder: Path, path: LeafPath) -> tensorstore.TensorStore:
+    """The array of the leaf at `path` for reading in slices; a missing chunk is an error, not zeros."""
+    description = _description(folder)
+    name = tree.dotted(path)
+    if description.get("use_ocdbt", True):
+        kvstore: dict[str, Any] = {"driver": "ocdbt", "base": f"file://{folder.absolute()}/", "path": f"{name}/"}
+    else:
+        kvstore = {"driver": "file", "path": str(folder.absolute() / name)}
+    driver = "zarr3" if description.get("use_zarr3") else "zarr"
+    spec = {"driver": driver, "kvstore": kvstore, "fill_missing_data_reads": False}
+    try:
+        return tensorstore.open(spec, read=True).result()
+    except ValueError as error:
+        raise EctypeError(
+            f"{folder}: {name} cannot be opened ({error})", "a complete checkpoint", "write the checkpoint anew"
+        ) from None
+
+
+def read_chunk(array: tensorstore.TensorStore) -> tuple[int, ...]:
+    """Shape of what must be read together."""
+    return tuple(array.chunk_layout.read_chunk.shape or array.shape)
+
+
+def read_leaves(folder: Path) -> dict[LeafPath, Leaf]:
+    """Shape and element type of every array in an Orbax tree folder, from the arrays' own metadata."""
+    tree_metadata = _description(folder).get("tree_metadata", {})
+    leaves = {}
+    for entry in tree_metadata.values():
+        if entry["value_metadata"].get("skip_deserialize"):
+            continue  # An empty dict.
+        path = tuple(str(key["key"]) for key in entry["key_metadata"])
+        array = open_array(folder, path)
+        leaves[path] = Leaf(tuple(array.shape), np.dtype(array.dtype.numpy_dtype))
+    return leaves
+
+
+def describe_to_orbax(folder: Path, leaves: Mapping[LeafPath, Leaf]) -> None:
+    """Let Orbax write its tree metadata for arrays that already lie in `folder`."""
+    registry = type_handlers.create_type_handler_registry((Leaf, _InPlace()))
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, type_handler_registry=registry)
+    absl = logging.getLogger("absl")
+    level = absl.level
+    absl.setLevel(logging.ERROR)  # Orbax warns that it finds no jax.Array, which is what we mean.
+    try:
+        handler.save(epath.Path(folder), args=ocp.args.PyTreeSave(tree.unflatten(leaves)))
+        handler.finalize(epath.Path(folder))
+    finally:
+        absl.setLevel(level)
+
+
+class _InPlace(type_handlers.TypeHandler):
+    """Tells Orbax that a `Leaf` is an array which is already on disk where Orbax would put it."""
+
+    def typestr(self) -> str:
+        return "np.ndarray"
+
+    async def serialize(self, values: Any, infos: Any, args: Any = None) -> list[Any]:
+        for info in infos:
+            if not (Path(info.path) / ".zarray").is_file():
+                raise FileNotFoundError(f"no array at {info.path}")
+        return []
+
+    async def metadata(self, infos: Any) -> Any:
+        raise NotImplementedError("only used to save")
+
+    async def deserialize(self, infos: Any, args: Any = None) -> Any:
+        raise NotImplementedError("only used to save")
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / _METADATA_NAME).read_bytes())
+    except (OSError, ValueError) as error:
+        raise EctypeError(
+            f"{folder}: {error}", "a finished Orbax tree", "the save was cut short: use another checkpoint"
+        ) from None
