@@ -1,6 +1,7 @@
-"""Batches for one process, read ahead by Grain workers. Batches depend on the order alone, not on workers or buffers."""
+"""Batches for one process, read ahead by Grain workers. They depend on the order alone, not on workers or buffers."""
 
 import queue
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -195,8 +196,8 @@ class _Batches:
     def __len__(self) -> int:
         return self._end - self._first
 
-    def __getitem__(self, position: int) -> dict[str, np.ndarray]:
-        batch = self._reader.read(self._first + position)
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        batch = self._reader.read(self._first + index)
         values = {"batch_number": np.int64(batch.batch_number), "window_ids": batch.window_ids, "tokens": batch.tokens}
         optional = {"segment_ids": batch.segment_ids, "target_mask": batch.target_mask}
         return values | {"keep": batch.keep} | {key: value for key, value in optional.items() if value is not None}
@@ -214,6 +215,9 @@ def _grain_iterator(reader: BatchReader, first: int, end: int, workers: int, pre
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     batches = grain.MapDataset.source(_Batches(reader, first, end)).to_iter_dataset(options)
     if workers:
+        # Arrays travel through pipes: shared memory is 64 MB in a plain container, and a killed worker leaks it.
+        through_pipes = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
+        batches = grain.experimental.WithOptionsIterDataset(batches, through_pipes)
         batches = batches.mp_prefetch(
             grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=max(1, prefetch))
         )

@@ -60,7 +60,8 @@ class Order:
         """Ids at positions [start, stop) of an epoch's order, its dropped tail included. [stop - start] uint32."""
         first, units = self.phases[phase].first_window, self.phases[phase].windows // self.chunk
         if self.chunk == 1:
-            return self._units(phase, epoch, start, stop, units) + np.uint32(first)
+            ids = self._units(phase, epoch, start, stop, units)
+            return ids + np.uint32(first) if first else ids
         low, high = start // self.chunk, -(-stop // self.chunk)
         chunks = self._units(phase, epoch, low, high, units)
         ids = chunks[:, None] * np.uint32(self.chunk) + np.arange(self.chunk, dtype=np.uint32)

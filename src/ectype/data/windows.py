@@ -64,7 +64,7 @@ class WindowReader:
     def _read_local(self, out: np.ndarray, number: int, offset: int) -> None:
         file = self._index.files[number]
         start = file.header_bytes + offset * out.dtype.itemsize
-        buffer, done = memoryview(out.view(np.uint8)), 0
+        buffer, done = out.view(np.uint8).data, 0
         while done < len(buffer):
             try:
                 count = os.preadv(self._descriptor(number), [buffer[done:]], start + done)
