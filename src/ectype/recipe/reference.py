@@ -1,0 +1,190 @@
+"""The run to compare with: a folder whose `reference.json` names its weights, log, batches and held-out text."""
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from ectype.artifacts import package_path, read_json
+from ectype.errors import EctypeError
+from ectype.recipe.spec import Dtype, Section
+
+_FILE_NAME = "reference.json"
+_NUMBERS = ("loss", "z_loss", "grad_norm", "learning_rate", "skipped")
+
+
+class LandmarkWeights(Section):
+    """The reference's weights after some number of updates."""
+
+    weights: Path
+    """A Hugging Face folder or an Ectype checkpoint."""
+    padded_rows: Path | None = None
+    """Side file with the vocabulary rows that a Hugging Face export dropped."""
+
+
+class Log(Section):
+    """The reference's training log: a CSV file and the names of its columns (null: not logged)."""
+
+    path: Path
+    step: str = "step"
+    loss: str = "loss"
+    z_loss: str | None = None
+    grad_norm: str | None = None
+    learning_rate: str | None = None
+    skipped: str | None = None
+
+
+class HeldOut(Section):
+    """Text that the run never trained on: headerless token files by domain, and how they are cut."""
+
+    dtype: Literal["uint8", "uint16", "uint32"]
+    domains: Annotated[dict[str, Path], Field(min_length=1)]
+    remainder: Literal["drop", "score"] = "drop"
+    """What becomes of the tokens behind the last whole window: `drop` leaves them out (OLMo-core)."""
+
+
+class Reference(Section):
+    """A published run, as far as it is published. All paths are absolute after `load_reference`."""
+
+    format: Literal[1]
+    name: str
+    framework: str
+    """What made it, in words."""
+    dtype: Dtype | None = None
+    """Element type of its parameters and its compute; null when unknown, and then no float32 floor applies."""
+    landmarks: Annotated[dict[Annotated[int, Field(ge=0)], LandmarkWeights], Field(min_length=1)]
+    log: Log | None = None
+    batches: Path | None = None
+    """JSON list of {"step", "index": window ids in order} for each update."""
+    held_out: HeldOut
+    tokenizer: Path | None = None
+    """`tokenizer.json`, for bits per byte."""
+    noise: Path | None = None
+    """Noise record that our own twins of this run made (`ectype compare --write-noise`)."""
+
+
+@dataclass(frozen=True)
+class TrainingLog:
+    """Per-step series, one entry per logged step in ascending order; a series that was not logged is None.
+
+    `steps` is int64, 1-based; the others are float64, with NaN where the log holds no number.
+    """
+
+    steps: np.ndarray
+    loss: np.ndarray
+    z_loss: np.ndarray | None = None
+    grad_norm: np.ndarray | None = None
+    learning_rate: np.ndarray | None = None
+    skipped: np.ndarray | None = None
+
+
+def load_reference(path: str | Path) -> Reference:
+    """Read the reference in folder `path` (or at a JSON file; `package:` names a shipped one).
+
+    Raises:
+        EctypeError: no such file, an unknown key, or a file that it names is absent.
+    """
+    location = package_path(str(path))
+    file = location / _FILE_NAME if location.is_dir() else location
+    values = read_json(file, "reference")
+    if not isinstance(values, dict):
+        raise EctypeError(f"reference {file} holds no object", "a JSON object", "see docs on reference folders")
+    try:
+        reference = Reference.model_validate(values)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        raise EctypeError(
+            f"reference {file}: " + "; ".join(lines), "the documented fields", "correct the fields named above"
+        ) from None
+    resolved = Reference.model_validate(_absolute(reference.model_dump(), file.parent))
+    absent = [str(named) for named in _paths(resolved.model_dump()) if not named.exists()]
+    if absent:
+        raise EctypeError(
+            f"reference {file} names absent files: {', '.join(absent)}",
+            "every named file present",
+            "restore the files, or set optional ones to null",
+        )
+    return resolved
+
+
+def _absolute(value: Any, folder: Path) -> Any:
+    if isinstance(value, dict):
+        return {key: _absolute(entry, folder) for key, entry in value.items()}
+    return (folder / value).resolve() if isinstance(value, Path) else value
+
+
+def _paths(value: Any) -> list[Path]:
+    if isinstance(value, dict):
+        return [path for entry in value.values() for path in _paths(entry)]
+    return [value] if isinstance(value, Path) else []
+
+
+def read_training_log(log: Log) -> TrainingLog:
+    """Read the per-step series of a reference; of rows with one step number the last counts.
+
+    Raises:
+        EctypeError: a named column is absent, a step is no whole number, or the file has no rows.
+    """
+    columns = {name: getattr(log, name) for name in ("step", *_NUMBERS) if getattr(log, name) is not None}
+    try:
+        with log.path.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(stream)
+            header = reader.fieldnames or []
+            absent = [column for column in columns.values() if column not in header]
+            if absent:
+                raise EctypeError(
+                    f"log {log.path} has no column {', '.join(map(repr, absent))}",
+                    f"one of its columns: {', '.join(header)}",
+                    "correct the column names under `log` in the reference",
+                )
+            by_step = {_step_number(row[columns["step"]], log.path): row for row in reader}
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise EctypeError(f"log {log.path}: {error}", "a readable CSV file", "check the path") from None
+    if not by_step:
+        raise EctypeError(f"log {log.path} has no rows", "one row per step", "export the log anew")
+    steps = sorted(by_step)
+    series = {
+        name: np.array([_number(by_step[step][column]) for step in steps], np.float64)
+        for name, column in columns.items()
+        if name != "step"
+    }
+    return TrainingLog(steps=np.array(steps, np.int64), **series)
+
+
+def _step_number(text: str | None, path: Path) -> int:
+    value = _number(text)
+    if not math.isfinite(value) or value != int(value):
+        raise EctypeError(f"log {path}: step {text!r}", "a whole number in every row", "correct the step column")
+    return int(value)
+
+
+def _number(text: str | None) -> float:
+    """The number in a cell; NaN for an empty or unreadable one. W&B writes booleans as words."""
+    words = {"true": 1.0, "false": 0.0}
+    cell = (text or "").strip()
+    try:
+        return words[cell.lower()] if cell.lower() in words else float(cell)
+    except ValueError:
+        return math.nan
+
+
+def read_batches(path: Path) -> dict[int, np.ndarray]:
+    """Step (1-based) -> window ids of its global batch, int64 [windows], in order.
+
+    Raises:
+        EctypeError: an entry lacks `step` or `index`, or a step is named twice.
+    """
+    entries = read_json(path, "reference batches")
+    try:
+        batches = {int(entry["step"]): np.array(entry["index"], np.int64) for entry in entries}
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise EctypeError(
+            f"reference batches {path}: {error!r}", 'entries {"step": n, "index": [ids]}', "write the file anew"
+        ) from None
+    if len(batches) != len(entries):
+        raise EctypeError(f"reference batches {path} names a step twice", "one entry per step", "write the file anew")
+    return batches

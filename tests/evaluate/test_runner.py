@@ -1,0 +1,173 @@
+"""Evaluation of whole landmarks: against OLMo-core's own numbers, and what is reused, refused and resumed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from ectype.errors import EctypeError
+from ectype.evaluate.held_out import load_held_out
+from ectype.evaluate.record import evaluation_path, read_evaluation
+from ectype.evaluate.runner import Settings, evaluate_landmark, evaluate_run, find_landmarks, weights_sha256
+from ectype.recipe.load import load_recipe
+from ectype.recipe.reference import HeldOut, LandmarkWeights, Reference, load_reference
+
+FEW = Settings(batch_windows=4)
+
+
+def tiny_text(reference: Reference, tmp_path: Path, windows: int = 5) -> Reference:
+    """The reference with one short held-out domain, for tests that need no numbers."""
+    path = tmp_path / "text.npy"
+    np.fromfile(reference.held_out.domains["tz"], "<u2")[: 256 * windows + 9].tofile(path)
+    held_out = HeldOut(dtype="uint16", domains={"tz": path})
+    return reference.model_copy(update={"held_out": held_out})
+
+
+@pytest.mark.parametrize(("name", "steps"), [("calm", (0, 640)), ("tiny", (40, 400))])
+def test_losses_equal_those_that_olmo_core_and_transformers_computed(
+    shared: Path, tmp_path: Path, name: str, steps: tuple[int, ...]
+) -> None:
+    folder, tiny = shared / "reference" / f"olmocore_{name}", shared / "reference" / "olmocore_tiny"
+    domains = {domain: str(tiny / f"tokens/heldout/{domain}.npy") for domain in ("devil", "tz", "pycode")}
+    weights = {
+        str(step): {"weights": f"{folder}/hf/step{step}", "padded_rows": f"{folder}/padded_rows/step{step}.safetensors"}
+        for step in steps
+    }
+    values = {"format": 1, "name": name, "framework": "OLMo-core", "landmarks": weights}
+    (tmp_path / "reference.json").write_text(
+        json.dumps(values | {"held_out": {"dtype": "uint16", "domains": domains}})
+    )  # fmt: skip
+    reference = load_reference(tmp_path)
+    held_out = load_held_out(reference, 256, 1000)
+    expected = {row["step"]: row for row in json.loads((folder / "heldout_losses.json").read_text())}
+    for step in steps:
+        side = reference.landmarks[step]
+        found = evaluate_landmark(step, side, side, held_out, Settings(), tmp_path / f"{step}.json")
+        for domain, evaluated in found.domains.items():
+            summary, row = evaluated.summary, expected[step]
+            assert summary.loss.ours == pytest.approx(row[f"{domain}/hf"], abs=1e-6)
+            assert summary.loss.reference == pytest.approx(row[f"{domain}/hf"], abs=1e-6)
+            assert summary.loss_all_rows.ours == pytest.approx(row[f"{domain}/core_padded_vocab"], abs=1e-6)
+            assert summary.bits_per_byte.ours is None
+        assert (found.overall.kl_max, found.overall.top1_agreement) == (0.0, 1.0)
+
+
+def test_every_available_landmark_is_evaluated_and_the_lost_one_is_missing(
+    copy_run: Path, reference: Reference, tmp_path: Path
+) -> None:
+    found = find_landmarks(copy_run, load_recipe("toy-calm"), reference)
+    assert (found.due, found.missing) == ((0, 80, 240, 400, 640), (400,))
+    results = evaluate_run(copy_run, tiny_text(reference, tmp_path), settings=FEW)
+    assert list(results) == [0, 80, 240, 640]
+    for step, evaluation in results.items():
+        assert read_evaluation(evaluation_path(copy_run, step)) == evaluation
+        # Heads of 1,000 and 1,024 rows round their products differently; nothing else does.
+        assert (evaluation.overall.kl_max or 0.0) < 1e-12
+        assert evaluation.overall.targets == 5 * 255
+        assert evaluation.protocol.all_rows == (1000, 1024)
+
+
+def test_a_record_is_reused_until_its_inputs_change(copy_run: Path, reference: Reference, tmp_path: Path) -> None:
+    small = tiny_text(reference, tmp_path)
+
+    def written(changed: Reference) -> int:
+        evaluate_run(copy_run, changed, landmarks=[80], settings=FEW)
+        return evaluation_path(copy_run, 80).stat().st_mtime_ns
+
+    first = written(small)
+    assert written(small) == first
+    checkpoint = copy_run / "checkpoints" / "00000080"
+    source = checkpoint.resolve()
+    checkpoint.unlink()
+    shutil.copytree(source, checkpoint)
+    assert written(small) == first
+    shutil.copy(source.parent / "step240" / "model.safetensors", checkpoint / "model.safetensors")
+    assert (second := written(small)) > first
+    assert (third := written(tiny_text(reference, tmp_path, windows=4))) > second
+    evaluation_path(copy_run, 80).write_text("{")
+    assert written(tiny_text(reference, tmp_path, windows=4)) > third
+
+
+def test_results_do_not_depend_on_the_batch_size(reference: Reference, tmp_path: Path) -> None:
+    held_out = load_held_out(tiny_text(reference, tmp_path), 256, 1000)
+    sides = reference.landmarks[400], reference.landmarks[640]
+    one, other = (
+        evaluate_landmark(
+            640, *sides, held_out, Settings(batch_windows=size), tmp_path / f"{size}.json"
+        )
+        for size in (2, 5)
+    )  # fmt: skip
+    assert one.domains["tz"].windows.loss == pytest.approx(other.domains["tz"].windows.loss, rel=1e-7)
+    assert one.domains["tz"].windows.kl == pytest.approx(other.domains["tz"].windows.kl, rel=1e-5)
+    assert one.overall.kl_mean > 0.01
+
+
+@pytest.mark.parametrize("landmark", [400, 7])
+def test_a_landmark_that_is_not_there_is_refused(copy_run: Path, reference: Reference, landmark: int) -> None:
+    with pytest.raises(EctypeError, match=f"landmark {landmark} is not there"):
+        evaluate_run(copy_run, reference, landmarks=[landmark])
+    assert not (copy_run / "evaluations").exists()
+
+
+def test_ids_outside_the_vocabulary_are_refused(reference: Reference, tmp_path: Path) -> None:
+    path = tmp_path / "text.npy"
+    tokens = np.fromfile(reference.held_out.domains["devil"], "<u2")
+    tokens[1000] = 1001
+    tokens.tofile(path)
+    broken = reference.model_copy(update={"held_out": HeldOut(dtype="uint16", domains={"x": path})})
+    with pytest.raises(EctypeError, match="1001"):
+        load_held_out(broken, 256, 1000)
+
+
+def test_a_domain_without_a_window_is_refused(reference: Reference, tmp_path: Path) -> None:
+    path = tmp_path / "text.npy"
+    np.full(200, 7, "<u2").tofile(path)
+    short = HeldOut(dtype="uint16", domains={"x": path})
+    with pytest.raises(EctypeError, match="at least one window of 256"):
+        load_held_out(reference.model_copy(update={"held_out": short}), 256, 1000)
+    scored = short.model_copy(update={"remainder": "score"})
+    text = load_held_out(reference.model_copy(update={"held_out": scored}), 256, 1000)
+    assert text.domains["x"].targets.tolist() == [199]
+
+
+def test_a_real_npy_header_is_no_text(reference: Reference, tmp_path: Path) -> None:
+    path = tmp_path / "text.npy"
+    tokens = np.fromfile(reference.held_out.domains["tz"], "<u2")
+    np.save(path, tokens)
+    held_out = HeldOut(dtype="uint16", domains={"tz": path})
+    with_header = load_held_out(reference.model_copy(update={"held_out": held_out}), 256, 1000)
+    without = load_held_out(reference, 256, 1000)
+    assert with_header.sha256["tz"] == without.sha256["tz"]
+
+
+def test_other_vocabularies_have_no_divergence(reference: Reference, tmp_path: Path) -> None:
+    shutil.copytree(reference.landmarks[0].weights, tmp_path / "other")
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    tensors = safetensors.numpy.load_file(tmp_path / "other" / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = tensors[name][:990]
+    safetensors.numpy.save_file(tensors, tmp_path / "other" / "model.safetensors")
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config | {"vocab_size": 990}))
+    held_out = load_held_out(tiny_text(reference, tmp_path), 256, 1000)
+    with pytest.raises(EctypeError, match="990 ids in ours"):
+        evaluate_landmark(
+            0, LandmarkWeights(weights=tmp_path / "other"), reference.landmarks[0], held_out, FEW, tmp_path / "out.json"
+        )
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_weights_are_known_by_their_content(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name / "weights").mkdir(parents=True)
+        (tmp_path / name / "weights" / "chunk").write_bytes(b"abc")
+        (tmp_path / name / "ectype").mkdir()
+        (tmp_path / name / "optimizer").mkdir()
+        (tmp_path / name / "optimizer" / "chunk").write_text(name)
+    assert weights_sha256(tmp_path / "one") == weights_sha256(tmp_path / "two")
+    (tmp_path / "two" / "weights" / "chunk").write_bytes(b"abd")
+    assert weights_sha256(tmp_path / "one") != weights_sha256(tmp_path / "two")
+    with pytest.raises(EctypeError, match="no weights"):
+        weights_sha256(tmp_path / "three")

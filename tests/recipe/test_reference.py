@@ -1,0 +1,97 @@
+"""Reference folders: read strictly, with every path checked."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ectype.errors import EctypeError
+from ectype.recipe.reference import Log, load_reference, read_batches, read_training_log
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "text.npy").write_bytes(b"\0\0")
+    (tmp_path / "weights").mkdir()
+    write(tmp_path, {})
+    return tmp_path
+
+
+def write(folder: Path, change: dict[str, Any]) -> None:
+    values = {
+        "format": 1, "name": "x", "framework": "y", "landmarks": {"0": {"weights": "weights"}},
+        "held_out": {"dtype": "uint16", "domains": {"a": "text.npy"}},
+    }  # fmt: skip
+    (folder / "reference.json").write_text(json.dumps(values | change))
+
+
+def test_paths_are_resolved_beside_the_file(folder: Path) -> None:
+    reference = load_reference(folder)
+    assert reference.landmarks[0].weights == folder / "weights"
+    assert load_reference(folder / "reference.json") == reference
+
+
+def test_the_shipped_reference_loads() -> None:
+    reference = load_reference("package:demo/bundle")
+    assert sorted(reference.landmarks) == [0, 80, 240, 400, 640]
+    assert reference.log is not None
+    log = read_training_log(reference.log)
+    assert len(log.steps) == 640
+    assert log.steps[log.skipped != 0].tolist() == [238, 282, 434]
+    assert reference.batches is not None
+    assert read_batches(reference.batches)[1].tolist() == [1403, 4021, 2700, 912, 3080, 2407, 3432, 1788]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokeniser": "t.json"}, "tokeniser"),
+        ({"tokenizer": "absent.json"}, "absent.json"),
+        ({"landmarks": {}}, "landmarks"),
+        ({"landmarks": {"0": {"weights": "nowhere"}}}, "nowhere"),
+        ({"held_out": {"dtype": "int16", "domains": {"a": "text.npy"}}}, "held_out.dtype"),
+        ({"format": 2}, "format"),
+    ],
+)
+def test_what_is_wrong_is_named(folder: Path, change: dict[str, Any], message: str) -> None:
+    write(folder, change)
+    with pytest.raises(EctypeError, match=message):
+        load_reference(folder)
+
+
+def test_a_folder_without_the_file_is_no_reference(tmp_path: Path) -> None:
+    with pytest.raises(EctypeError, match=r"reference\.json"):
+        load_reference(tmp_path)
+
+
+def test_an_exported_log_is_read_whatever_its_gaps_and_words(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text('\ufeff"Step","train/loss","skip"\n2,1.5,false\n1,2.5,true\n3,,NaN\n2,1.25,0\n', encoding="utf-8")
+    log = read_training_log(Log(path=path, step="Step", loss="train/loss", skipped="skip"))
+    assert log.steps.tolist() == [1, 2, 3]
+    assert log.loss[:2].tolist() == [2.5, 1.25]
+    assert np.isnan(log.loss[2])
+    assert log.skipped is not None
+    assert log.skipped[:2].tolist() == [1.0, 0.0]
+    assert log.grad_norm is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("step,ce\n1,2\n", "no column 'loss'"), ("step,loss\n", "no rows"), ("step,loss\n1.5,2\n", "step '1.5'")],
+)
+def test_a_log_that_does_not_say_what_it_should_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "log.csv").write_text(text)
+    with pytest.raises(EctypeError, match=message):
+        read_training_log(Log(path=tmp_path / "log.csv"))
+
+
+@pytest.mark.parametrize(
+    "entries", [[{"step": 1}], {"step": 1}, [{"step": 1, "index": [1]}, {"step": 1, "index": [2]}]]
+)
+def test_broken_batches_are_refused(tmp_path: Path, entries: Any) -> None:
+    (tmp_path / "batches.json").write_text(json.dumps(entries))
+    with pytest.raises(EctypeError, match="batches"):
+        read_batches(tmp_path / "batches.json")
