@@ -30,7 +30,7 @@ VERBS = _verbs(typer.main.get_command(app))
 def test_help_ends_with_an_example_of_the_verb(words: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
     assert result.exit_code == 0
-    assert f"Example: ectype {' '.join(words)}" in result.output
+    assert f"Example: ectype {' '.join(words)}" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("words", VERBS, ids=" ".join)

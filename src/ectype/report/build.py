@@ -1,0 +1,63 @@
+"""`ectype report`: read a run folder, write one HTML file. Reads and writes; what is shown lies in the other files."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ectype import __version__
+from ectype.artifacts import write_bytes_atomic
+from ectype.compare.held_out_criteria import KL
+from ectype.report.judgement import criteria_part, verdict_part
+from ectype.report.measures import Part, divergence_part, domains_part, landmarks_part, training_part
+from ectype.report.page import page
+from ectype.report.provenance import provenance_part
+from ectype.report.records import RunRecords, load_records
+
+
+def write_report(run_dir: Path, out: Path | None = None, reference: str | None = None) -> Path:
+    """Write the report of a run and return its path.
+
+    Args:
+        run_dir: the run folder.
+        out: the HTML file; None writes RUN/report.html.
+        reference: a reference folder; None takes the one that the recipe names.
+
+    Raises:
+        EctypeError: no run folder, or a file in it that can't be read.
+    """
+    path = out or run_dir / "report.html"
+    write_bytes_atomic(path, render(load_records(run_dir, reference)).encode())
+    return path
+
+
+def render(records: RunRecords) -> str:
+    """The page of a run's records."""
+    recipe, reference = records.recipe, records.reference
+    against = f"{reference.name} ({reference.framework})" if reference else "no reference"
+    made = datetime.now(UTC).strftime("%-d %B %Y, %H:%M UTC")
+    return page(
+        title=f"{recipe.name}: Ectype report",
+        heading=recipe.name,
+        subtitle=f"{recipe.description} Compared with {against}.".strip(),
+        footer=f"Written by Ectype {__version__} on {made}. This file needs no network and no other file.",
+        parts=_parts(records),
+    )
+
+
+def _parts(records: RunRecords) -> list[Part]:
+    landmarks = records.recipe.landmarks
+    return [
+        verdict_part(records),
+        criteria_part(records),
+        landmarks_part(records.evaluations, landmarks),
+        training_part(records.metrics, records.reference_log, records.differences, records.overlay, landmarks),
+        domains_part(records.evaluations),
+        divergence_part(records.evaluations, _kl_tolerance(records)),
+        provenance_part(records),
+    ]
+
+
+def _kl_tolerance(records: RunRecords) -> float | None:
+    """The tightest tolerance on mean token KL that the verdict used."""
+    criteria = records.verdict.criteria if records.verdict else ()
+    found = [c.tolerance for c in criteria if c.name == KL and c.domain is None and c.tolerance is not None]
+    return min(found, default=None)

@@ -1,0 +1,203 @@
+"""The report's top: the verdict, the figures that matter most, and the table of criteria. Records in, markup out."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Literal
+
+from ectype.compare.criteria import Criterion
+from ectype.compare.held_out_criteria import TOP1
+from ectype.compare.verdict import DIFFERENT, SAME, UNDECIDED, label
+from ectype.report.markup import Cell, Column, Html, bound, missing, number, percent, section, table
+from ectype.report.measures import Part
+from ectype.report.records import RunRecords
+
+Tone = Literal["good", "bad", "open", "none"]
+
+_PATHS = {
+    "good": "M4 12.5 9.5 18 20 6.5",
+    "bad": "M6 6 18 18 M18 6 6 18",
+    "open": "M8.5 8.8a3.6 3.6 0 1 1 5.3 3.2c-1.3.8-1.8 1.4-1.8 2.9 M12 18.6v.1",
+    "none": "M6 12h12",
+}
+_TONES: dict[str, Tone] = {SAME: "good", DIFFERENT: "bad", UNDECIDED: "open"}
+_OUTCOMES: dict[str, tuple[Tone, str]] = {
+    "true": ("good", "holds"), "false": ("bad", "broken"), "unclear": ("open", "unclear"),
+}  # fmt: skip
+
+
+def verdict_part(records: RunRecords) -> Part:
+    """The verdict in large letters, why, and the figures behind it."""
+    verdict = records.verdict
+    if verdict is None:
+        tone: Tone = "none"
+        heading, reason = "No verdict yet", "This run has not been compared with its reference."
+        more = "ectype compare RUN --reference REF gives one."
+    else:
+        tone = _TONES.get(verdict.answer, "none")
+        heading, reason = verdict.answer[:1].upper() + verdict.answer[1:], _sentence(verdict.reason)
+        more = (
+            f"{_second_sentence(verdict.answer, verdict.criteria)} Comparable step by step: {escape(verdict.horizon)}."
+        )
+    markup = (
+        f'<section id="verdict" aria-labelledby="verdict-title"><div class="verdict {tone}">'
+        f'<div class="sign">{icon(tone)}</div><h2 id="verdict-title">{escape(heading)}</h2>'
+        f"<p>{escape(reason)}</p><p>{more}</p></div>{_tiles(records)}{_landmark_notes(records)}</section>"
+    )
+    return Part("verdict", "Verdict", markup)
+
+
+def criteria_part(records: RunRecords) -> Part:
+    """Each kind of criterion by its most telling case, and the whole list below."""
+    title = "Criteria"
+    lead = "Each kind of criterion with its worst case: the one that is broken, unclear, or nearest to its limit."
+    if records.verdict is None:
+        none = missing("There are no criteria without a comparison.", "ectype compare RUN --reference REF")
+        return Part("criteria", "Criteria", section("criteria", title, lead, none))
+    criteria = records.verdict.criteria
+    kinds = list(dict.fromkeys(criterion.name for criterion in criteria))
+    columns = [
+        Column("criterion"), Column("outcome"), Column("measured", "number"), Column("95 % interval", "number"),
+        Column("tolerance", "number"), Column("source of the tolerance"),
+    ]  # fmt: skip
+    rows = [_kind_row([criterion for criterion in criteria if criterion.name == kind]) for kind in kinds]
+    summary = table("Worst case of each kind", columns, rows, stack=True)
+    every = table(f"All {len(criteria)} criteria", columns, [_row(c, label(c), _chip(c)) for c in criteria])
+    details = f'<details class="card"><summary>All {len(criteria)} criteria</summary>{every}</details>'
+    return Part("criteria", "Criteria", section("criteria", title, lead, summary, details))
+
+
+def icon(tone: Tone) -> str:
+    """The sign of a tone; its meaning always stands beside it in words."""
+    return (
+        '<svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="3" stroke-linecap="round" '
+        f'stroke-linejoin="round" aria-hidden="true"><path d="{_PATHS[tone]}"/></svg>'
+    )
+
+
+def chip(tone: Tone, text: str) -> Html:
+    """A small label with the sign of its tone."""
+    return Html(f'<span class="chip {tone}">{icon(tone)}{escape(text)}</span>')
+
+
+def strain(criterion: Criterion) -> float:
+    """How much of its tolerance a criterion uses: 1 is at the limit, NaN when there is no saying."""
+    if criterion.measured is None or criterion.tolerance is None:
+        return math.nan
+    measured, tolerance = abs(criterion.measured), abs(criterion.tolerance)
+    if criterion.name == TOP1:
+        measured, tolerance = 1 - measured, 1 - tolerance
+    if tolerance == 0:
+        return 0.0 if measured == 0 else math.inf
+    return measured / tolerance
+
+
+def _worst(criteria: Sequence[Criterion]) -> Criterion:
+    order = {"false": 2, "unclear": 1, "true": 0}
+
+    def rank(criterion: Criterion) -> tuple[int, float]:
+        used = strain(criterion)
+        return order[criterion.holds], -1.0 if math.isnan(used) else used
+
+    return max(criteria, key=rank)
+
+
+def _second_sentence(answer: str, criteria: Sequence[Criterion]) -> str:
+    """How near the nearest criterion is to its limit, or what would settle an open question."""
+    if answer == SAME and criteria:
+        worst = _worst(criteria)
+        used = strain(worst)
+        share = "" if math.isnan(used) else f", {percent(used, 1)} of what it may be"
+        return f"Nearest to its limit: {escape(label(worst))}, {_value(worst, worst.measured)}{share}."
+    needed = [criterion.tokens_needed for criterion in criteria if criterion.tokens_needed]
+    if answer == UNDECIDED and needed:
+        return f"About {max(needed):,} held-out tokens would settle what is unclear."
+    return ""
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+
+
+def _tiles(records: RunRecords) -> str:
+    last = records.evaluations[max(records.evaluations)] if records.evaluations else None
+    done = 0 if records.metrics is None else int(records.metrics.steps[-1])
+    tiles = [_tile("Updates", f"{done:,}", f"of {records.recipe.duration_steps:,}")]
+    if records.overlay is not None:
+        aside = f"nats, at update {records.overlay.largest_step:,}"
+        tiles.append(_tile("Largest training-loss difference", number(records.overlay.largest), aside))
+    if last is not None:
+        when = f"after update {last.step:,}"
+        ours, reference = last.overall.loss.ours, last.overall.loss.reference
+        difference = None if ours is None or reference is None else ours - reference
+        tiles += [
+            _tile("Held-out loss difference", number(difference), f"nats per token, {when}"),
+            _tile("Mean token KL", number(last.overall.kl_mean), f"nats, {when}"),
+            _tile("Top-1 agreement", percent(last.overall.top1_agreement), f"of {last.overall.targets:,} tokens"),
+        ]
+    return f'<dl class="tiles">{"".join(tiles)}</dl>'
+
+
+def _tile(name: str, value: str, aside: str) -> str:
+    return f'<div><dt>{escape(name)}</dt><dd class="value">{value}</dd><dd class="aside">{escape(aside)}</dd></div>'
+
+
+def _landmark_notes(records: RunRecords) -> str:
+    if records.verdict is None:
+        return ""
+    notes = []
+    for steps, what in (
+        (records.verdict.landmarks_missing, "have no evaluation"),
+        (records.verdict.landmarks_stale, "were evaluated on other weights than those on disk now, and did not count"),
+    ):
+        if steps:
+            notes.append(f'<p class="note" role="note">Landmarks {", ".join(map(str, steps))} {what}.</p>')
+    return "".join(notes)
+
+
+def _kind_row(criteria: Sequence[Criterion]) -> list[Cell]:
+    worst = _worst(criteria)
+    held = sum(criterion.holds == "true" for criterion in criteria)
+    tone, word = _OUTCOMES[worst.holds]
+    count = "" if len(criteria) == 1 else f"<small>{held} of {len(criteria)} hold</small>"
+    where = label(worst).removeprefix(worst.name).strip()
+    note = "; ".join(text for text in (where, worst.note) if text)
+    name = f"{escape(worst.name)}<small>{escape(note)}</small>" if note else escape(worst.name)
+    return _row(worst, Html(name), Html(chip(tone, word).text + count))
+
+
+def _chip(criterion: Criterion) -> Html:
+    note = f"<small>{escape(criterion.note)}</small>" if criterion.note else ""
+    return Html(chip(*_OUTCOMES[criterion.holds]).text + note)
+
+
+def _row(criterion: Criterion, name: Cell, outcome: Html) -> list[Cell]:
+    interval = criterion.interval
+    ends = "–" if interval is None else f"{_bare(criterion, interval[0])} to {_bare(criterion, interval[1])}"
+    return [
+        name,
+        outcome,
+        Html(f"{_bare(criterion, criterion.measured)}<small>{_unit(criterion, criterion.measured)}</small>"),
+        Html(ends),
+        Html(_limit(criterion)),
+        Html(f"<small>{escape(criterion.tolerance_from)}</small>"),
+    ]
+
+
+def _limit(criterion: Criterion) -> str:
+    if criterion.name == TOP1:
+        return f"at least {percent(criterion.tolerance, 1)}"
+    return f"at most {bound(criterion.tolerance)}"
+
+
+def _bare(criterion: Criterion, value: float | None) -> str:
+    return percent(value, 3) if criterion.name == TOP1 else number(value)
+
+
+def _value(criterion: Criterion, value: float | None) -> str:
+    return f"{_bare(criterion, value)}{_unit(criterion, value)}"
+
+
+def _unit(criterion: Criterion, value: float | None) -> str:
+    """The unit after a value; an agreement is printed in per cent and has none."""
+    return "" if criterion.name == TOP1 or value is None else f" {escape(criterion.unit)}"

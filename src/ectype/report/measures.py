@@ -1,0 +1,234 @@
+"""The report's sections on what was measured: training loss, landmarks, domains, token KL. Records in, markup out."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+import numpy as np
+
+from ectype.compare.trajectory import Differences, Overlay
+from ectype.evaluate.record import Evaluation, Summary, array
+from ectype.recipe.reference import TrainingLog
+from ectype.report import figures
+from ectype.report.figures import Figure
+from ectype.report.markup import Cell, Column, Html, bound, definitions, fixed, missing, number, percent, section, table
+from ectype.report.markup import figure as plot
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section of the page: its anchor and short name for the navigation, its markup, and the plots it places."""
+
+    anchor: str
+    name: str
+    markup: str
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+
+def training_part(
+    run: TrainingLog | None,
+    reference: TrainingLog | None,
+    differences: Differences | None,
+    overlay: Overlay | None,
+    landmarks: Sequence[int],
+) -> Part:
+    """Our training loss over the reference's log, and how far apart they are."""
+    title, lead = "Training loss", "Our log over the reference's. Close curves are needed, but prove nothing alone."
+    if run is None or len(run.steps) == 0:
+        none = missing("This run has logged no update.", "ectype train")
+        return Part("training", "Training", section("training", title, lead, none))
+    if reference is None or differences is None or overlay is None:
+        drawn = figures.training_loss(run.steps, run.loss, None, None, landmarks)
+        place = plot("training", "Loss per update", f"Our training loss over {len(run.steps):,} updates.")
+        none = missing("No log of the reference to lay it over: the reference names none, or they share no update.")
+        return Part("training", "Training", section("training", title, lead, place, none), {"training": drawn})
+    shared = np.isin(reference.steps, differences.steps)
+    theirs = reference.loss[shared]
+    drawn = figures.training_loss(
+        differences.steps, theirs + differences.loss, theirs, overlay.raw_threshold, landmarks
+    )
+    described = (
+        f"Top: the reference as a broad band, ours as a thin line on it, over {overlay.steps_compared:,} updates. "
+        "Bottom: the size of their difference; dotted lines are landmarks."
+    )
+    warning = f'<p class="note" role="note">{escape(overlay.warning)}</p>' if overlay.warning else ""
+    facts = _training_facts(differences, overlay)
+    place = plot("training", "Loss per update", described)
+    return Part("training", "Training", section("training", title, lead, warning, place, facts), {"training": drawn})
+
+
+def _training_facts(differences: Differences, overlay: Overlay) -> str:
+    first = overlay.first_raw_departure_step
+    pairs: list[tuple[Cell, Cell]] = [
+        ("Largest difference", Html(f"{number(overlay.largest)} nats, at update {overlay.largest_step:,}")),
+        (
+            Html(f"First update beyond {bound(overlay.raw_threshold)} nats"),
+            "none" if first is None else f"{first:,}",
+        ),
+    ]
+    if overlay.largest_smoothed is not None:
+        width = overlay.smoothing_steps
+        pairs.append((f"Largest difference, mean of {width}", Html(f"{number(overlay.largest_smoothed)} nats")))
+    if differences.grad_norm is not None:
+        worst = float(np.nanmax(np.abs(differences.grad_norm)))
+        pairs.append(("Largest difference of the gradient norm", Html(f"{number(worst)} relative")))
+    if differences.skipped is not None:
+        ours, theirs = ([f"{step:,}" for step in steps] for steps in differences.skipped)
+        same = "the same in both: " + (", ".join(ours) or "none") if ours == theirs else None
+        text = same or f"ours {', '.join(ours) or 'none'}; reference {', '.join(theirs) or 'none'}"
+        pairs.append(("Skipped updates", text))
+    if differences.absent:
+        pairs.append(("Updates that our log lacks", f"{differences.absent:,}"))
+    return definitions(pairs)
+
+
+def landmarks_part(evaluations: Mapping[int, Evaluation], due: Sequence[int]) -> Part:
+    """One row per landmark: held-out loss, bits per byte, token KL and top-1 agreement."""
+    title = "Landmarks"
+    lead = "Our checkpoint beside the reference's, both run in JAX on the same held-out tokens."
+    if not evaluations:
+        none = missing("No landmark was evaluated.", "ectype evaluate RUN --reference REF")
+        return Part("landmarks", "Landmarks", section("landmarks", title, lead, none))
+    columns = [
+        Column("after update", "text"),
+        Column("held-out loss, ours", "number"),
+        Column("reference", "number"),
+        Column("difference, nats", "number"),
+        Column("bits per byte", "number"),
+        Column("KL mean, nats", "number"),
+        Column("KL 99 %", "number"),
+        Column("KL largest", "number"),
+        Column("top-1 agreement", "number"),
+    ]
+    rows = [
+        _landmark_row(step, evaluations[step].overall if step in evaluations else None)
+        for step in sorted(set(due) | evaluations.keys())
+    ]
+    last = evaluations[max(evaluations)]
+    protocol = last.protocol
+    how = (
+        f"Windows of {protocol.window_tokens:,} tokens, {protocol.windows}; scored: {protocol.scored}; "
+        f"{last.overall.targets:,} targets; {protocol.vocabulary_rows:,} vocabulary rows; computed in "
+        f"{protocol.compute_dtype}, log-softmax in {protocol.softmax}, sums in {protocol.accumulation}. "
+        f"{protocol.kl}."
+    )
+    body = table("All domains together, at each landmark", columns, rows)
+    return Part("landmarks", "Landmarks", section("landmarks", title, lead, body, f'<p class="fine">{how}</p>'))
+
+
+def _landmark_row(step: int, summary: Summary | None) -> list[Cell]:
+    if summary is None:
+        return [f"{step:,}", "not evaluated", *[None] * 7]
+    return [
+        f"{step:,}",
+        Html(fixed(summary.loss.ours, 6)),
+        Html(fixed(summary.loss.reference, 6)),
+        Html(number(_difference(summary))),
+        Html(fixed(summary.bits_per_byte.ours, 4)),
+        Html(number(summary.kl_mean)),
+        Html(number(summary.kl_p99)),
+        Html(number(summary.kl_max)),
+        Html(percent(summary.top1_agreement, 3)),
+    ]
+
+
+def domains_part(evaluations: Mapping[int, Evaluation]) -> Part:
+    """Held-out loss by domain over the landmarks, and the differences on their own scale."""
+    title, lead = "Held-out text by domain", "A copy must match on each kind of text, not on their average alone."
+    if not evaluations:
+        return Part("domains", "Domains", section("domains", title, lead, missing("No landmark was evaluated.")))
+    steps = sorted(evaluations)
+    names = list(evaluations[steps[-1]].domains)
+    summaries = {name: [evaluations[step].domains[name].summary for step in steps] for name in names}
+    ours = {name: [_float(s.loss.ours) for s in found] for name, found in summaries.items()}
+    theirs = {name: [_float(s.loss.reference) for s in found] for name, found in summaries.items()}
+    differences = {name: [_float(_difference(s)) for s in found] for name, found in summaries.items()}
+    drawn = {
+        "domain-loss": figures.held_out_loss(steps, ours, theirs),
+        "domain-difference": figures.held_out_difference(steps, differences, None),
+    }
+    by_landmark = table(
+        "Ours less the reference, nats per token",
+        [Column("domain"), *(Column(f"update {step:,}", "number") for step in steps)],
+        [[name, *(Html(number(value)) for value in found)] for name, found in differences.items()],
+    )
+    places = plot("domain-loss", "Held-out loss", "Marked lines are ours; the broad bands below them the reference.")
+    places += plot(
+        "domain-difference",
+        "Difference",
+        "Ours less the reference, at each landmark. Zero is no difference.",
+        by_landmark,
+    )
+    columns = [Column("domain"), *(Column(name, "number") for name in _DOMAIN_COLUMNS)]
+    rows = [[name, *_domain_cells(found[-1])] for name, found in summaries.items()]
+    body = table(f"By domain, after update {steps[-1]:,}", columns, rows)
+    return Part(
+        "domains", "Domains", section("domains", title, lead, f'<div class="plots">{places}</div>', body), drawn
+    )
+
+
+_DOMAIN_COLUMNS = (
+    "targets", "loss, ours", "loss, reference", "difference, nats", "perplexity, ours", "perplexity, reference",
+    "bits per byte, ours", "KL mean, nats", "top-1 agreement",
+)  # fmt: skip
+
+
+def _domain_cells(summary: Summary) -> list[Cell]:
+    return [
+        summary.targets,
+        Html(fixed(summary.loss.ours, 6)),
+        Html(fixed(summary.loss.reference, 6)),
+        Html(number(_difference(summary))),
+        Html(fixed(summary.perplexity.ours, 3)),
+        Html(fixed(summary.perplexity.reference, 3)),
+        Html(fixed(summary.bits_per_byte.ours, 4)),
+        Html(number(summary.kl_mean)),
+        Html(percent(summary.top1_agreement, 3)),
+    ]
+
+
+def divergence_part(evaluations: Mapping[int, Evaluation], tolerance_nats: float | None) -> Part:
+    """Token KL over the landmarks and its distribution over tokens."""
+    title = "Token KL"
+    lead = "How far our next-token distribution lies from the reference's, KL(reference ‖ ours), token by token."
+    if not evaluations:
+        return Part("kl", "Token KL", section("kl", title, lead, missing("No landmark was evaluated.")))
+    steps = sorted(evaluations)
+    overall = [evaluations[step].overall for step in steps]
+    levels = {
+        "mean": [_float(s.kl_mean) for s in overall],
+        "99th percentile": [_float(s.kl_p99) for s in overall],
+        "largest": [_float(s.kl_max) for s in overall],
+    }
+    shares, lowest, per_decade = _kl_shares(evaluations)
+    drawn = {
+        "kl-landmarks": figures.kl_by_landmark(steps, levels, tolerance_nats),
+        "kl-distribution": figures.kl_distribution(shares, lowest, per_decade),
+    }
+    places = (
+        plot("kl-landmarks", "At each landmark", "A level of exactly zero has no place on the logarithmic axis.")
+        + plot("kl-distribution", "Over tokens", "Share of held-out tokens by size of their KL; ten steps to a decade.")
+    )  # fmt: skip
+    return Part("kl", "Token KL", section("kl", title, lead, f'<div class="plots">{places}</div>'), drawn)
+
+
+def _kl_shares(evaluations: Mapping[int, Evaluation]) -> tuple[dict[int, list[float]], float, int]:
+    """Landmark -> share of all domains' tokens in each bin, with the bins' start and width."""
+    shares = {}
+    lowest, per_decade = 0.0, 1
+    for step in sorted(evaluations):
+        histograms = [domain.kl_histogram for domain in evaluations[step].domains.values()]
+        counts = np.sum([array(histogram.counts) for histogram in histograms], axis=0)
+        shares[step] = (counts / max(1.0, counts.sum())).tolist()
+        lowest, per_decade = histograms[0].log10_lowest, histograms[0].bins_per_decade
+    return shares, lowest, per_decade
+
+
+def _difference(summary: Summary) -> float | None:
+    ours, reference = summary.loss.ours, summary.loss.reference
+    return None if ours is None or reference is None else ours - reference
+
+
+def _float(value: float | None) -> float:
+    return math.nan if value is None else value

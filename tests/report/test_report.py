@@ -1,0 +1,202 @@
+"""The page as a whole: what it says for each verdict and for each missing input, and that it stands alone."""
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from fabricated_run import make_run
+from typer.testing import CliRunner
+
+from ectype.cli.main import app
+from ectype.compare.runner import compare_run
+from ectype.compare.twins import no_noise
+from ectype.compare.verdict import DIFFERENT, SAME, UNDECIDED
+from ectype.errors import EctypeError
+from ectype.recipe.reference import load_reference
+from ectype.report.build import render, write_report
+from ectype.report.judgement import strain
+from ectype.report.records import load_records
+
+VOID = {"meta", "link", "br", "path", "input"}
+
+
+class _Outline(HTMLParser):
+    """Checks that tags nest, and collects headings, anchors, links and what the page would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.headings: list[int] = []
+        self.plots: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {key: value or "" for key, value in attrs}
+        if tag not in VOID:
+            self.open.append(tag)
+        if re.fullmatch(r"h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+        self.ids += [values["id"]] if "id" in values else []
+        self.plots += [values["data-figure"]] if "data-figure" in values else []
+        if tag == "a":
+            self.links.append(values["href"])
+        else:
+            self.loads += [values[key] for key in ("src", "href") if key in values]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+def _outline(page: str) -> _Outline:
+    outline = _Outline()
+    outline.feed(page)
+    outline.close()
+    assert outline.open == []
+    return outline
+
+
+def _visible(page: str) -> str:
+    """The page's text without scripts, styles and tags."""
+    body = re.sub(r"<(script|style)\b.*?</\1>", " ", page, flags=re.DOTALL)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", body))
+
+
+@pytest.fixture(scope="module")
+def compared(run_dir: Path) -> Path:
+    """The finished run with its verdict."""
+    verdict, _ = compare_run(run_dir, load_reference("package:demo/bundle"), no_noise())
+    assert verdict.answer == SAME
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def page(compared: Path) -> str:
+    """Its report."""
+    return render(load_records(compared))
+
+
+def test_the_verdict_and_what_stands_behind_it_are_on_top(page: str) -> None:
+    text = _visible(page)
+    order = ["Same model", "Worst case of each kind", "All domains together", "Loss per update", "Recipe hash"]
+    places = [text.index(said) for said in order]
+    assert places == sorted(places)
+    assert "Nearest to its limit" in text
+    assert "Updates 640 of 640" in text
+
+
+def test_the_page_needs_nothing_else(page: str) -> None:
+    outline = _outline(page)
+    assert outline.loads == ["data:,"]
+    assert "default-src 'none'" in page
+
+
+def test_every_link_has_its_place_and_every_plot_its_figure(page: str) -> None:
+    outline = _outline(page)
+    assert len(outline.ids) == len(set(outline.ids))
+    assert {link.removeprefix("#") for link in outline.links} <= set(outline.ids)
+    drawn = json.loads(re.findall(r'id="figures">(.*?)</script>', page, re.DOTALL)[0])
+    assert set(drawn) == set(outline.plots)
+    assert len(drawn) >= 5
+
+
+def test_headings_do_not_skip_a_level(page: str) -> None:
+    levels = _outline(page).headings
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+def test_each_measure_is_printed_as_it_was_recorded(compared: Path, page: str) -> None:
+    records = load_records(compared)
+    text = _visible(page)
+    for evaluation in records.evaluations.values():
+        assert f"{evaluation.overall.loss.ours:.6f}" in text
+    for domain in records.evaluations[640].domains.values():
+        assert f"{domain.summary.loss.reference:.6f}" in text
+        assert f"{domain.summary.bits_per_byte.ours:.4f}" in text
+    assert "the same in both: 238, 282, 434" in text
+
+
+def test_a_broken_run_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", loss_scale=1e-2, offset=0.6)
+    compare_run(run, load_reference("package:demo/bundle"), no_noise())
+    records = load_records(run)
+    assert records.verdict is not None
+    different = replace(records, verdict=replace(records.verdict, answer=DIFFERENT))
+    assert 'class="verdict bad"' in render(different)
+    assert "Not the same model" in _visible(render(different))
+    undecided = render(replace(records, verdict=replace(records.verdict, answer=UNDECIDED)))
+    assert 'class="verdict open"' in undecided
+    assert "Nearest to its limit" not in _visible(undecided)
+
+
+def test_what_is_missing_is_said_plainly(run_dir: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "recipe.yaml").write_bytes((run_dir / "recipe.yaml").read_bytes())
+    page = render(load_records(bare))
+    text = _visible(page)
+    for said in (
+        "No verdict yet", "There are no criteria without a comparison", "No landmark was evaluated",
+        "This run has logged no update", "run.json is not there",
+    ):  # fmt: skip
+        assert said in text, said
+    _outline(page)
+    assert "Updates 0 of 640" in text
+
+
+def test_a_landmark_that_was_not_evaluated_keeps_its_row(run_dir: Path) -> None:
+    records = load_records(run_dir)
+    partly = {step: evaluation for step, evaluation in records.evaluations.items() if step != 240}
+    text = _visible(render(replace(records, evaluations=partly)))
+    assert "240 not evaluated" in text
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "holds no recipe.yaml" in result.stderr
+
+
+def test_a_verdict_of_another_version_is_refused(compared: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "recipe.yaml").write_bytes((compared / "recipe.yaml").read_bytes())
+    (run / "verdict.json").write_text('{"verdict": "same model"}')
+    with pytest.raises(EctypeError, match=r"verdict\.json"):
+        load_records(run)
+
+
+def test_text_from_files_cannot_become_markup(compared: Path) -> None:
+    records = load_records(compared)
+    assert records.verdict is not None
+    evil = "</script><script>alert(1)</script>"
+    recipe = records.recipe.model_copy(update={"name": evil, "description": evil})
+    page = render(replace(records, recipe=recipe, verdict=replace(records.verdict, reason=evil, horizon=evil)))
+    assert "<script>alert" not in page
+
+
+def test_the_command_writes_the_file_and_names_it(compared: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "report.html"
+    result = CliRunner().invoke(app, ["report", str(compared), "--out", str(out), "--json"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {"report": str(out)}
+    assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert write_report(compared) == compared / "report.html"
+
+
+def test_strain_is_the_used_share_of_a_tolerance(compared: Path) -> None:
+    verdict = load_records(compared).verdict
+    assert verdict is not None
+    top1 = next(criterion for criterion in verdict.criteria if criterion.name == "top-1 agreement")
+    assert strain(replace(top1, measured=0.9995, tolerance=0.999)) == pytest.approx(0.5)
+    data = next(criterion for criterion in verdict.criteria if criterion.name == "data order")
+    assert strain(replace(data, measured=0.0, tolerance=0.0)) == 0
+    assert strain(replace(data, measured=1.0, tolerance=0.0)) == float("inf")
