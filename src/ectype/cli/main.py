@@ -2,10 +2,13 @@
 
 import typer
 
-from ectype.cli import recipes
+from ectype.cli import data, recipes, report, train
 
 app = typer.Typer(
     name="ectype", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     help="Reproduce an open pre-training run in JAX, and prove that the result is the same model.",
 )  # fmt: skip
 app.add_typer(recipes.app, name="recipes")
+app.add_typer(data.app, name="data")
+app.command()(train.train)
+app.command()(report.report)

@@ -23,10 +23,10 @@ def document_lengths(tokens_L: np.ndarray, eos_id: int) -> np.ndarray:
     return np.diff(ends, prepend=0)
 
 
-def document_spans(tokens_N: np.ndarray, eos_id: int) -> np.ndarray:
-    """[start, end) of each document of a file that ends with its separator. [documents, 2] int64.
+def document_spans(separators: np.ndarray) -> np.ndarray:
+    """[start, end) of each document of a file, from the positions of its separators. [documents, 2] int64.
 
     Tokens after the last separator belong to no document: OLMo-core's packing drops them.
     """
-    ends = np.flatnonzero(tokens_N == eos_id) + 1
-    return np.stack([np.concatenate([[0], ends[:-1]]) if len(ends) else ends, ends], axis=1)
+    ends = separators.astype(np.int64) + 1
+    return np.stack([np.concatenate([[0], ends])[: len(ends)], ends], axis=1)

@@ -175,6 +175,8 @@ def _session_spans(records: np.ndarray, process: int, session: int, end: int | N
             "rows before batches",
             "restore the ledger file",
         )
+    if not len(changes):
+        return spans  # A session that ended before its first batch.
     for start, stop in zip(changes, np.append(changes[1:], len(records)), strict=True):
         part = records[start:stop]
         runs = part[part["kind"] == ROWS]["words"].astype(np.int64)

@@ -5,7 +5,7 @@ by PCG64(seed + e), cut into batches, the incomplete tail dropped. Its ranks tak
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -66,6 +66,17 @@ class Order:
         chunks = self._units(phase, epoch, low, high, units)
         ids = chunks[:, None] * np.uint32(self.chunk) + np.arange(self.chunk, dtype=np.uint32)
         return ids.reshape(-1)[start - low * self.chunk : stop - low * self.chunk] + np.uint32(first)
+
+    def blocks(self, first: int, end: int, batches: int = 4096) -> Iterator[tuple[int, np.ndarray]]:
+        """Batches [first, end) in blocks that lie in one epoch: the first one's number, and their ids [n, batch]."""
+        while first < end:
+            phase, epoch, batch = self.place(first)
+            later = [p.first_batch - first for p in self.phases[phase + 1 :]]
+            in_epoch = self.phases[phase].windows // self.batch_windows - batch
+            count = min(batches, in_epoch, end - first, *later)
+            start, stop = batch * self.batch_windows, (batch + count) * self.batch_windows
+            yield first, self.epoch_ids(phase, epoch, start, stop).reshape(count, self.batch_windows)
+            first += count
 
     def dropped_ids(self, phase: int, epoch: int) -> np.ndarray:
         """Ids that the epoch leaves unread because they fill no whole batch. [fewer than a batch] uint32."""

@@ -6,7 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ectype.data.order import Order, make_order
+from ectype.data.order import Order, default_cache_dir, make_order
+from ectype.data.packed import open_packed
 from ectype.data.tokenindex import Phase, TokenIndex
 from ectype.data.windows import WindowReader
 from ectype.recipe.spec import Data
@@ -33,6 +34,9 @@ class FixedWindows:
 
 def open_source(index: TokenIndex, data: Data, cache_dir: Path | None = None) -> tuple[WindowSource, tuple[Phase, ...]]:
     """The source of windows that `data` asks for, and the phases of its order (one unless the mix changes)."""
+    if data.packing is not None:
+        packed = open_packed(index, data, data.packing, cache_dir or default_cache_dir())
+        return packed, (Phase(0, 0, len(packed.plan.window_firsts) - 1),)
     return FixedWindows(WindowReader(index)), index.order_phases
 
 

@@ -1,0 +1,301 @@
+"""`ectype data`: index token files, audit what a run reads, list and show windows."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ectype.cli.output import JSON_OPTION, ProgressBar, console, emit, verb
+from ectype.errors import EXIT_NEGATIVE, EctypeError
+
+if TYPE_CHECKING:
+    from ectype.data.audit import Audit
+    from ectype.data.tokenindex import TokenIndex
+    from ectype.recipe.spec import Recipe
+
+app = typer.Typer(help="Index token files, audit what a run reads, list and show windows.", no_args_is_help=True)
+
+OLMO3_VOCAB_SIZE = 100_278
+REMAP_OPTION = typer.Option("--remap", help="FROM=TO: read paths below FROM from TO; may repeat, longest wins.")
+RECIPE_OPTION = typer.Option("--recipe", help="Recipe name or YAML path.")
+SET_OPTION = typer.Option("--set", help="section.key=value; may repeat.")
+INDEX_OPTION = typer.Option("--index", help="Index JSON, manifest or folder.")
+CACHE_OPTION = typer.Option("--order-cache", help="Folder for orders and packing plans; by default the user's cache.")
+
+
+@app.command()
+@verb
+def index(
+    source: Annotated[str, typer.Argument(help="Manifest of `label,path` lines, or folder of .npy files.")],
+    out: Annotated[Path, typer.Option("--out", help="Index JSON to write.")],
+    sequence_length: Annotated[int | None, typer.Option(help="Tokens in a window; needed without --recipe.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Id space; 100278 (OLMo 3) when no recipe is given.")] = None,
+    recipe: Annotated[str | None, RECIPE_OPTION] = None,
+    overrides: Annotated[list[str] | None, SET_OPTION] = None,
+    dtype: Annotated[str | None, typer.Option(help="Width of the files when wider than the id space needs.")] = None,
+    max_target_length: Annotated[int | None, typer.Option(help="OLMo-core's max target length.")] = None,
+    root: Annotated[str | None, typer.Option(help="Where relative paths begin; default the manifest's folder.")] = None,
+    remap: Annotated[list[str] | None, REMAP_OPTION] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="What to put for {TOKENIZER}; default OLMo 3's.")] = None,
+    mix: Annotated[Path | None, typer.Option(help="YAML mixture of sources.")] = None,
+    batch_windows: Annotated[int | None, typer.Option(help="Windows in a batch, for --mix without --recipe.")] = None,
+    continue_run: Annotated[Path | None, typer.Option(help="Run whose mix changes to --mix.")] = None,
+    step: Annotated[int | None, typer.Option(help="Step of --continue-run after which the mix changes.")] = None,
+    skip_malformed: Annotated[bool, typer.Option("--skip-malformed", help="Leave malformed lines out.")] = False,
+    allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Leave missing files out.")] = False,
+    allow_duplicates: Annotated[
+        bool, typer.Option("--allow-duplicates", help="Read files listed twice twice.")
+    ] = False,
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Index token files.
+
+    Example: ectype data index mix.txt --sequence-length 8192 --root gs://bucket --out index.json
+    """
+    from ectype.data.index import entries_of, write_index
+    from ectype.data.manifest import OLMO3_TOKENIZER
+    from ectype.data.tokenindex import build_index, report
+    from ectype.recipe.load import load_recipe
+
+    if recipe is not None:
+        spec = load_recipe(recipe, overrides or ())
+        sequence_length = sequence_length or spec.data.sequence_length_tokens
+        vocab_size = vocab_size or spec.model.vocab_size
+        max_target_length = max_target_length or spec.data.order.max_target_length_tokens
+        batch_windows = batch_windows or spec.data.global_batch_windows
+    if sequence_length is None:
+        raise EctypeError("no sequence length", "--sequence-length or --recipe", "say how long a window is")
+    tokenizer = OLMO3_TOKENIZER if tokenizer is None else tokenizer
+    entries, faults = entries_of(source, root=root, tokenizer=tokenizer, skip_malformed=skip_malformed)
+    with ProgressBar() as progress:
+        built = build_index(
+            entries, sequence_length_tokens=sequence_length, vocab_size=vocab_size or OLMO3_VOCAB_SIZE, dtype=dtype,
+            max_target_length_tokens=max_target_length, prefixes=_prefixes(remap), allow_missing=allow_missing,
+            allow_duplicates=allow_duplicates, skipped=[f"malformed {fault}" for fault in faults], progress=progress,
+        )  # fmt: skip
+    if mix is not None:
+        built = _mixed(built, mix, batch_windows, continue_run, step)
+    elif continue_run is not None:
+        raise EctypeError("--continue-run without --mix", "the new mixture", "give --mix FILE")
+    write_index(built, out)
+    result = report(built) | {"index": str(out)}
+    emit(result, json_output, lambda: _show_report(result))
+
+
+@app.command()
+@verb
+def audit(
+    run: Annotated[Path | None, typer.Option("--run", help="Run folder: prove what happened.")] = None,
+    index: Annotated[str | None, INDEX_OPTION] = None,
+    recipe: Annotated[str | None, RECIPE_OPTION] = None,
+    schedule: Annotated[str, typer.Option(help="Host counts of the planned run.")] = "1 host",
+    overrides: Annotated[list[str] | None, SET_OPTION] = None,
+    order_cache: Annotated[Path | None, CACHE_OPTION] = None,
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> int:
+    """Prove that every window is read exactly once, from a plan or from a run's ledger.
+
+    Example: ectype data audit --index I --recipe R --schedule "64 hosts to step 1050000, then 16"
+    """
+    from ectype.data.audit import audit_plan
+    from ectype.data.audit_run import audit_run
+    from ectype.data.schedule import parse_schedule
+    from ectype.data.source import open_order
+
+    spec, opened = _open(run, index, recipe, overrides, {}, open_files=False)
+    order = open_order(opened, spec.data, order_cache)
+    with ProgressBar() as progress:
+        if run is not None:
+            found = audit_run(run, order, _newest_checkpoint(run), progress)
+        else:
+            found = audit_plan(order, parse_schedule(schedule, spec.duration_steps), progress)
+    result = _audit_values(found) | {"fingerprint": opened.fingerprint}
+    emit(result, json_output, lambda: _show_audit(result))
+    return 0 if found.clean else EXIT_NEGATIVE
+
+
+@app.command()
+@verb
+def which(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    step: Annotated[int, typer.Option(help="Update number, from 1.")],
+    index: Annotated[str | None, INDEX_OPTION] = None,
+    order_cache: Annotated[Path | None, CACHE_OPTION] = None,
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """List the windows of a step with file and offset. Example: ectype data which RUN --step 640"""
+    from ectype.data.source import open_order, open_source
+    from ectype.data.where import places
+
+    spec, opened = _open(run, index, None, None, {}, open_files=False)
+    if step < 1:
+        raise EctypeError(f"step {step}", "an update number from 1", "the batch of update n is the n-th of the order")
+    order = open_order(opened, spec.data, order_cache)
+    ids = order.batch_ids(step - 1)
+    _, epoch, batch = order.place(step - 1)
+    source, _ = open_source(opened, spec.data, order_cache)
+    windows = [{"row": row, **place} for row, place in enumerate(places(opened, source, ids))]
+    result = {"step": step, "epoch": epoch, "batch_of_epoch": batch, "windows": windows}
+
+    def text() -> None:
+        print(f"step {step}: epoch {epoch}, batch {batch} of it")
+        for window in windows:
+            parts = ", ".join(f"{part['path']} tokens {part['first']}-{part['last']}" for part in window["parts"])
+            print(f"  row {window['row']}: window {window['window']}: {parts}")
+
+    emit(result, json_output, text)
+
+
+@app.command()
+@verb
+def show(
+    window: Annotated[int, typer.Option(help="Window id.")],
+    run: Annotated[Path | None, typer.Option("--run", help="Run folder, for its recipe and index.")] = None,
+    index: Annotated[str | None, INDEX_OPTION] = None,
+    recipe: Annotated[str | None, RECIPE_OPTION] = None,
+    overrides: Annotated[list[str] | None, SET_OPTION] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json; without it ids are shown.")] = None,
+    remap: Annotated[list[str] | None, REMAP_OPTION] = None,
+    order_cache: Annotated[Path | None, CACHE_OPTION] = None,
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Show a window's tokens or text. Example: ectype data show --run RUN --window 7 --tokenizer tokenizer.json"""
+    import numpy as np
+
+    from ectype.data.documents import document_lengths
+    from ectype.data.source import open_source
+    from ectype.data.where import decoder, places
+
+    decode = None if tokenizer is None else decoder(tokenizer)
+    spec, opened = _open(run, index, recipe, overrides, _prefixes(remap), open_files=False)
+    source, phases = open_source(opened, spec.data, order_cache)
+    windows = sum(phase.windows for phase in phases)
+    if not 0 <= window < windows:
+        raise EctypeError(f"window {window}", f"0 to {windows - 1}", "list a step's windows with `ectype data which`")
+    ids = np.array([window], np.uint32)
+    tokens = source.read(ids)[0][0]
+    cuts = np.cumsum(document_lengths(tokens, spec.data.eos_id))[:-1]
+    documents = [{"ids": part.tolist()} for part in np.split(tokens, cuts)]
+    if decode is not None:
+        documents = [document | {"text": decode(document["ids"])} for document in documents]
+    result = places(opened, source, ids)[0] | {"documents": documents}
+
+    def text() -> None:
+        for part in result["parts"]:
+            print(f"# window {window}: {part['path']} tokens {part['first']}-{part['last']}")
+        for number, document in enumerate(documents):
+            print(f"# document {number} ({len(document['ids'])} tokens)")
+            print(document.get("text", " ".join(map(str, document["ids"]))))
+
+    emit(result, json_output, text)
+
+
+def _open(
+    run: Path | None,
+    index_path: str | None,
+    recipe: str | None,
+    overrides: list[str] | None,
+    prefixes: dict[str, str],
+    open_files: bool,
+) -> "tuple[Recipe, TokenIndex]":
+    """The recipe and index that a run folder or the options name."""
+    from ectype.artifacts import read_json
+    from ectype.data.index import load_index
+    from ectype.recipe.load import load_recipe
+
+    if (run is None) == (recipe is None):
+        raise EctypeError("neither or both of a run and a recipe", "--run DIR, or --recipe R", "give one of them")
+    if run is not None and not run.is_dir():
+        raise EctypeError(f"no run folder {run}", "a folder that `ectype train` wrote", "check the path")
+    spec = load_recipe(str(run / "recipe.yaml") if run is not None else str(recipe), overrides or ())
+    path = index_path or spec.inputs.index
+    if path is None:
+        raise EctypeError(
+            "the recipe names no index", "inputs.index, or --index", "say where the token files are listed"
+        )
+    opened = load_index(path, spec.data, spec.model.vocab_size, prefixes=prefixes, open_files=open_files)
+    if run is not None and (run / "run.json").exists() and not opened.fingerprint.startswith("unopened-"):
+        stored = read_json(run / "run.json", "run").get("index_fingerprint")
+        if stored not in (None, opened.fingerprint, opened.previous_fingerprint):
+            raise EctypeError(
+                f"index {path} has the fingerprint {opened.fingerprint[:16]}", f"{stored[:16]}, as {run}/run.json says",
+                "give the index that the run read (--index)",
+            )  # fmt: skip
+    return spec, opened
+
+
+def _mixed(
+    built: "TokenIndex", mix: Path, batch_windows: int | None, run: Path | None, step: int | None
+) -> "TokenIndex":  # fmt: skip
+    from ectype.data.mixture import change_mix_of_run, load_mixture, mix_index
+
+    mixture = load_mixture(mix)
+    if run is None:
+        if batch_windows is None:
+            raise EctypeError("--mix without a batch size", "--batch-windows or --recipe", "shares fill whole batches")
+        return mix_index(built, mixture, batch_windows)
+    spec, old = _open(run, None, None, None, {}, open_files=False)
+    at = _newest_checkpoint(run) if step is None else step
+    return change_mix_of_run(old, spec.data, built, mixture, at)
+
+
+def _prefixes(remap: list[str] | None) -> dict[str, str]:
+    pairs = [item.partition("=") for item in remap or ()]
+    for source, equals, _ in pairs:
+        if not source or not equals:
+            raise EctypeError(f"--remap {source}{equals}", "FROM=TO", "for example --remap gs://bucket=/mnt/bucket")
+    return {source: target for source, _, target in pairs}
+
+
+def _newest_checkpoint(run: Path) -> int:
+    steps = [int(path.name) for path in (run / "checkpoints").glob("[0-9]" * 8) if path.is_dir()]
+    return max(steps, default=0)
+
+
+def _audit_values(found: "Audit") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    epochs = [asdict(epoch) | {"missed": epoch.missed} for epoch in found.epochs]
+    totals = {key: sum(epoch[key] for epoch in epochs) for key in ("unread", "read_once", "read_twice", "missed")}
+    faults = [asdict(fault) for fault in found.faults]
+    return {"clean": found.clean, "steps": found.steps} | totals | {
+        "epochs": epochs, "faults": faults, "notes": found.notes
+    }  # fmt: skip
+
+
+def _show_report(result: dict[str, Any]) -> None:
+    for key, value in result.items():
+        if isinstance(value, list):
+            print(f"{key}: {len(value)}")
+            for item in value:
+                print(f"  {item}")
+        else:
+            print(f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}")
+
+
+def _show_audit(result: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"{result['steps']:,} steps: windows by how often they are read")
+    for name in ("phase", "epoch", "windows", "once", "twice or more", "unread", "of it tail", "not reached", "missed"):
+        table.add_column(name, justify="right")
+    keys = (
+        "phase",
+        "epoch",
+        "windows",
+        "read_once",
+        "read_twice",
+        "unread",
+        "unread_dropped_tail",
+        "unread_not_reached",
+    )
+    for epoch in result["epochs"]:
+        table.add_row(*(f"{epoch[key]:,}" for key in (*keys, "missed")))
+    console().print(table)
+    for fault in result["faults"]:
+        hosts = ", ".join(map(str, fault["hosts"])) or "unknown"
+        windows = f"; windows {fault['windows']}" if fault["windows"] else ""
+        print(f"steps {fault['first_step']}-{fault['last_step']}, hosts {hosts}: {fault['what']}{windows}")
+    for note in result["notes"]:
+        print(f"note: {note}")
+    print("every window of these steps exactly once" if result["clean"] else "NOT every window exactly once")
