@@ -65,7 +65,7 @@ def test_every_available_landmark_is_evaluated_and_the_lost_one_is_missing(
     for step, evaluation in results.items():
         assert read_evaluation(evaluation_path(copy_run, step)) == evaluation
         # Heads of 1,000 and 1,024 rows round their products differently; nothing else does.
-        assert (evaluation.overall.kl_max or 0.0) < 1e-12
+        assert (evaluation.overall.kl_max or 0.0) < 1e-11
         assert evaluation.overall.targets == 5 * 255
         assert evaluation.protocol.all_rows == (1000, 1024)
 
@@ -117,8 +117,9 @@ def test_ids_outside_the_vocabulary_are_refused(reference: Reference, tmp_path: 
     tokens = np.fromfile(reference.held_out.domains["devil"], "<u2")
     tokens[1000] = 1001
     tokens.tofile(path)
+    np.testing.assert_array_less(np.delete(tokens, 1000), 1000)
     broken = reference.model_copy(update={"held_out": HeldOut(dtype="uint16", domains={"x": path})})
-    with pytest.raises(EctypeError, match="1001"):
+    with pytest.raises(EctypeError, match=r"text\.npy"):
         load_held_out(broken, 256, 1000)
 
 

@@ -2,7 +2,7 @@
 
 import typer
 
-from ectype.cli import data, recipes, report, train
+from ectype.cli import compare, data, evaluate, recipes, report, train
 
 app = typer.Typer(
     name="ectype", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -11,4 +11,6 @@ app = typer.Typer(
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.command()(train.train)
+app.command()(evaluate.evaluate)
+app.command()(compare.compare)
 app.command()(report.report)

@@ -1,0 +1,83 @@
+"""`ectype evaluate`: held-out loss, KL and agreement at each landmark."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ectype.cli.output import JSON_OPTION, ProgressBar, console, emit, verb
+
+LANDMARK_OPTION = typer.Option("--landmark", help="A step to evaluate; may repeat. Default: all that are there.")
+REFERENCE_OPTION = typer.Option("--reference", help="Folder with reference.json. Default: the recipe's own.")
+COMPUTE_OPTION = typer.Option("--compute", help="Element type of both forward passes: float32 or bfloat16.")
+BATCH_OPTION = typer.Option("--batch-windows", min=1, help="Windows at a time. Default: the recipe's.")
+
+
+@verb
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
+    reference: Annotated[str | None, REFERENCE_OPTION] = None,
+    landmark: Annotated[list[int] | None, LANDMARK_OPTION] = None,
+    compute: Annotated[str, COMPUTE_OPTION] = "float32",
+    batch_windows: Annotated[int | None, BATCH_OPTION] = None,
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Measure a run against a reference on held-out text, at each landmark that both have.
+
+    Each record lies in RUN/evaluations; a record whose inputs have not changed is kept, so a stopped evaluation goes
+    on where it was. Example: ectype evaluate runs/calm --reference package:demo/bundle --landmark 640
+    """
+    from ectype.errors import EctypeError
+    from ectype.evaluate.runner import Settings, evaluate_run, find_landmarks, load_run_recipe
+
+    if compute not in ("float32", "bfloat16"):
+        raise EctypeError(f"--compute {compute}", "float32 or bfloat16", "leave it out for float32")
+    recipe = load_run_recipe(run)
+    found_reference = load_named_reference(reference, recipe)
+    settings = Settings(batch_windows or recipe.evaluation.batch_windows, compute)
+    with ProgressBar() as progress:
+        evaluations = evaluate_run(
+            run, found_reference, landmarks=landmark or (), settings=settings, progress=progress
+        )  # fmt: skip
+    missing = find_landmarks(run, recipe, found_reference).missing
+    result = {
+        "reference": found_reference.name,
+        "landmarks": {str(step): evaluation.overall.model_dump() for step, evaluation in evaluations.items()},
+        "missing": list(missing),
+    }
+    emit(result, json_output, lambda: _show(evaluations, missing))
+
+
+def load_named_reference(name: str | None, recipe: Any) -> Any:
+    """The reference that the user named, else the one that the run's recipe names."""
+    from ectype.errors import EctypeError
+    from ectype.recipe.reference import load_reference
+
+    chosen = name or recipe.inputs.reference
+    if chosen is None:
+        raise EctypeError("no reference given, and the recipe names none", "--reference FOLDER", "name its folder")
+    return load_reference(chosen)
+
+
+def _show(evaluations: dict[int, Any], missing: tuple[int, ...]) -> None:
+    from rich.table import Table
+
+    table = Table("landmark", "targets", "loss", "reference", "difference", "KL mean", "KL p99", "top-1")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for step, evaluation in evaluations.items():
+        overall = evaluation.overall
+        ours, theirs = overall.loss.ours, overall.loss.reference
+        gap = None if ours is None or theirs is None else ours - theirs
+        table.add_row(
+            f"step {step}", f"{overall.targets:,}", number(ours, ".4f"), number(theirs, ".4f"), number(gap, "+.1e"),
+            number(overall.kl_mean, ".1e"), number(overall.kl_p99, ".1e"), number(overall.top1_agreement, ".3%"),
+        )  # fmt: skip
+    console().print(table)
+    if missing:
+        console().print(f"no checkpoint yet for landmark {', '.join(map(str, missing))}")
+
+
+def number(value: float | None, form: str) -> str:
+    """A number for a table; what is not finite says so."""
+    return "not finite" if value is None else format(value, form)

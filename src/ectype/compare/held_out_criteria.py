@@ -1,0 +1,134 @@
+"""Criteria over held-out text: loss of all domains and of each, token KL, first choices. Records in, records out."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from ectype.compare.bootstrap import Interval, Sample, mean_interval, tokens_needed
+from ectype.compare.criteria import Criterion, Grounds, judge_difference, judge_distance, sampled
+from ectype.compare.tolerances import disagreement_tolerance, symmetric_tolerance, upper_tolerance
+from ectype.evaluate.record import DomainEvaluation, Evaluation, array
+
+LOSS, LOSS_BY_DOMAIN, KL, TOP1 = "held-out loss", "held-out loss by domain", "token KL", "top-1 agreement"
+_UNIT = "nats per token"
+
+
+def held_out_criteria(evaluations: Mapping[int, Evaluation], grounds: Grounds) -> list[Criterion]:
+    """All held-out criteria of all evaluated landmarks.
+
+    The same criterion at different landmarks (and in different domains) is one family: its error probability is
+    shared out among them, so that more landmarks do not mean more false alarms.
+    """
+    criteria = []
+    for step, evaluation in sorted(evaluations.items()):
+        found = [
+            _loss(step, evaluation, grounds, len(evaluations)),
+            *_domain_losses(step, evaluation, grounds, len(evaluations) * len(evaluation.domains)),
+            _kl(step, evaluation, grounds, len(evaluations)),
+            _top1(step, evaluation, grounds, len(evaluations)),
+        ]
+        criteria += [_with_broken_numbers(criterion, evaluation) for criterion in found]
+    return criteria
+
+
+def _loss(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int) -> Criterion:
+    noise = grounds.noise.landmarks.get(step) if grounds.noise else None
+    tolerance = symmetric_tolerance(
+        None if noise is None else array(noise.held_out_loss),
+        grounds.noise_is_of_this_run,
+        grounds.floor("held_out_loss"),
+        grounds.ceiling("held_out_loss"),
+        grounds.errors(comparisons),
+    )
+    interval = mean_interval([_loss_sample(d) for d in evaluation.domains.values()], comparisons, grounds.resamples)
+    holds = judge_difference(interval, tolerance)
+    needed = tokens_needed(interval, tolerance.within, evaluation.overall.targets)
+    return sampled(LOSS, step, None, _UNIT, interval, tolerance, holds, needed)
+
+
+def _domain_losses(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int) -> list[Criterion]:
+    noise = grounds.noise.landmarks.get(step) if grounds.noise else None
+    criteria = []
+    for name, domain in evaluation.domains.items():
+        measured = noise.held_out_loss_domains.get(name) if noise else None
+        tolerance = symmetric_tolerance(
+            None if measured is None else array(measured),
+            grounds.noise_is_of_this_run,
+            grounds.floor("held_out_loss"),
+            grounds.ceiling("held_out_loss_domain"),
+            grounds.errors(comparisons),
+        )
+        interval = mean_interval([_loss_sample(domain)], comparisons, grounds.resamples)
+        holds = judge_difference(interval, tolerance)
+        needed = tokens_needed(interval, tolerance.within, domain.summary.targets)
+        criteria.append(sampled(LOSS_BY_DOMAIN, step, name, _UNIT, interval, tolerance, holds, needed))
+    return criteria
+
+
+def _kl(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int) -> Criterion:
+    noise = grounds.noise.landmarks.get(step) if grounds.noise else None
+    tolerance = upper_tolerance(
+        None if noise is None else array(noise.kl_mean),
+        grounds.floor("kl_mean"),
+        grounds.ceiling("kl_mean"),
+        grounds.errors(comparisons),
+    )
+    strata = [Sample(array(d.windows.kl), _targets(d)) for d in evaluation.domains.values()]
+    interval = mean_interval(strata, comparisons, grounds.resamples)
+    holds = judge_distance(interval, tolerance)
+    needed = tokens_needed(interval, tolerance.within, evaluation.overall.targets)
+    return sampled(KL, step, None, _UNIT, interval, tolerance, holds, needed)
+
+
+def _top1(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int) -> Criterion:
+    noise = grounds.noise.landmarks.get(step) if grounds.noise else None
+    # Judged as a disagreement, which like KL should be small; shown as the agreement that people read.
+    disagreement = disagreement_tolerance(
+        None if noise is None else array(noise.top1_agreement),
+        grounds.floor("top1_agreement"),
+        grounds.ceiling("top1_agreement"),
+        grounds.errors(comparisons),
+    )
+    strata = [Sample(_targets(d) - array(d.windows.agree), _targets(d)) for d in evaluation.domains.values()]
+    interval = mean_interval(strata, comparisons, grounds.resamples)
+    tokens = evaluation.overall.targets
+    needed = tokens_needed(interval, disagreement.within, tokens)
+    if interval.estimate == 0:
+        # Without a single disagreement the sample shows no spread; the rule of three bounds the rate it may have.
+        interval = Interval(0.0, 0.0, 3 / tokens, 0.0, 3 / tokens)
+        needed = math.ceil(3 / disagreement.within - 1e-6) if disagreement.within > 0 else None
+    holds = judge_distance(interval, disagreement)
+    found = sampled(TOP1, step, None, "fraction", interval, disagreement, holds, needed)
+    low, high = found.interval or (None, None)
+    return replace(
+        found,
+        measured=_complement(found.measured),
+        tolerance=_complement(found.tolerance),
+        rejects_beyond=_complement(found.rejects_beyond),
+        interval=(_complement(high), _complement(low)),
+    )
+
+
+def _with_broken_numbers(criterion: Criterion, evaluation: Evaluation) -> Criterion:
+    """A loss that is not finite speaks against the run when it is ours alone, and for nothing when it is both's."""
+    domain = evaluation.domains.get(criterion.domain or "")
+    counts = (domain.summary if domain else evaluation.overall).nonfinite_targets
+    ours, reference = counts.ours or 0, counts.reference or 0
+    if not ours and not reference:
+        return criterion
+    note = f"not finite: our loss on {ours:.0f} targets, the reference's on {reference:.0f}"
+    return replace(criterion, holds="unclear" if reference else "false", note=note, tokens_needed=None)
+
+
+def _loss_sample(domain: DomainEvaluation) -> Sample:
+    return Sample(array(domain.windows.loss) - array(domain.windows.reference_loss), _targets(domain))
+
+
+def _targets(domain: DomainEvaluation) -> np.ndarray:
+    return np.array(domain.windows.targets, np.float64)
+
+
+def _complement(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else 1 - value

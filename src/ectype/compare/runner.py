@@ -1,0 +1,101 @@
+"""Compare a run with its reference: read what both left behind, judge it, write `RUN/verdict.json`.
+
+This file reads and writes; what is computed lies in the other files of this folder.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ectype.artifacts import write_json
+from ectype.compare.criteria import Criterion, Grounds
+from ectype.compare.held_out_criteria import LOSS, held_out_criteria
+from ectype.compare.inputs import consumed_digests, read_evaluations, read_metrics, reference_digests
+from ectype.compare.tolerances import load_floors
+from ectype.compare.trajectory import Overlay, difference, horizon, overlay
+from ectype.compare.trajectory_criteria import data_identity, smoothed_tolerance, trajectory_criteria
+from ectype.compare.twins import MeasuredNoise
+from ectype.compare.verdict import Verdict, decide, horizon_record, verdict_record
+from ectype.evaluate.record import Evaluation
+from ectype.evaluate.runner import find_landmarks, load_run_recipe
+from ectype.recipe.load import recipe_hash
+from ectype.recipe.reference import Log, Reference, read_training_log
+from ectype.recipe.spec import Recipe
+
+
+def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tuple[Verdict, dict[str, Any]]:
+    """Judge a run and write `RUN/verdict.json`.
+
+    Args:
+        run_dir: the run folder; its landmarks were evaluated by `ectype evaluate`.
+        reference: the run to compare with.
+        noise: from `twins_noise` or `reference_noise`, or `no_noise()`.
+
+    Returns:
+        The verdict, and the record that was written.
+    """
+    recipe = load_run_recipe(run_dir)
+    due = find_landmarks(run_dir, recipe, reference).due
+    evaluations = read_evaluations(run_dir, reference, due)
+    grounds = _grounds(recipe, reference, noise, evaluations.current)
+    criteria, over = held_out_criteria(evaluations.current, grounds), None
+    if reference.log is not None:
+        last = [criterion.measured for criterion in criteria if criterion.name == LOSS][-1:]
+        found, over = _judge_log(run_dir, reference.log, grounds, last[0] if last else None)
+        criteria += found
+    if reference.batches is not None:
+        consumed = consumed_digests(run_dir, recipe.data.global_batch_windows)
+        criteria.append(data_identity(consumed, reference_digests(reference), recipe.duration_steps))
+    verdict = decide(criteria, due)
+    about = {
+        "reference": {"name": reference.name, "framework": reference.framework},
+        "recipe": recipe.name,
+        "recipe_hash": recipe_hash(recipe),
+        "landmarks": {
+            "due": list(due),
+            "evaluated": sorted(evaluations.current),
+            "stale": list(evaluations.stale),
+            "missing": [step for step in due if step not in evaluations.current],
+        },
+        "horizon": horizon_record(grounds, noise.source),
+    }
+    record = verdict_record(verdict, criteria, over, about)
+    write_json(run_dir / "verdict.json", record)
+    return verdict, record
+
+
+def _judge_log(
+    run_dir: Path, log: Log, grounds: Grounds, held_out_difference: float | None
+) -> tuple[list[Criterion], Overlay | None]:
+    """The criteria of the training log, and its overlay."""
+    differences = difference(read_metrics(run_dir), read_training_log(log), grounds.duration_steps)
+    tolerance = smoothed_tolerance(differences, grounds)
+    floor = grounds.floors.floors["step_loss"].value
+    smoothed = floor if tolerance is None else tolerance.within
+    over = overlay(differences, grounds.duration_steps, floor, smoothed, held_out_difference)
+    return trajectory_criteria(differences, grounds), over
+
+
+def _grounds(
+    recipe: Recipe, reference: Reference, noise: MeasuredNoise, evaluations: Mapping[int, Evaluation]
+) -> Grounds:
+    numerics = recipe.numerics.model_dump()
+    dtypes = {*numerics.values(), reference.dtype, *(e.protocol.compute_dtype for e in evaluations.values())}
+    float32 = dtypes == {"float32"}
+    floors = load_floors()
+    step = None
+    if noise.record is not None:
+        floor = floors.floors["step_loss"].value
+        steps = np.array(noise.record.steps)
+        step = horizon(steps, noise.record.loss_differences(), floor) if float32 else 1
+    return Grounds(
+        floors=floors,
+        float32=float32,
+        noise=noise.record,
+        noise_is_of_this_run=noise.is_of_this_run,
+        horizon_step=step,
+        duration_steps=recipe.duration_steps,
+        resamples=recipe.evaluation.bootstrap_samples,
+    )

@@ -1,0 +1,151 @@
+"""Two training logs side by side: differences, smoothing, the horizon, and where one departs. Arrays in, records out.
+
+Shapes: S steps that both logs hold.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ectype.recipe.reference import TrainingLog
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Run less reference at every step that both logs hold, float64 [S]; None where either log lacks the series."""
+
+    steps: np.ndarray
+    loss: np.ndarray
+    grad_norm: np.ndarray | None
+    """Relative to the reference's."""
+    skipped: tuple[np.ndarray, np.ndarray] | None
+    """Steps, int64, that the run and the reference skipped."""
+    absent: int
+    """Steps of the reference within the run's planned length that the run's log lacks."""
+    broken: tuple[np.ndarray, np.ndarray]
+    """Steps, int64, at which the run's loss alone is not finite, and at which the reference's is not."""
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """How the training loss lies over the reference's."""
+
+    steps_compared: int
+    largest: float
+    largest_step: int
+    largest_smoothed: float | None
+    smoothing_steps: int
+    raw_threshold: float
+    first_raw_departure_step: int | None
+    smoothed_threshold: float | None
+    first_smoothed_departure_step: int | None
+    mean_last_quarter: float
+    warning: str | None
+
+
+def difference(run: TrainingLog, reference: TrainingLog, duration_steps: int) -> Differences:
+    """Align two logs by step and subtract. Steps beyond `duration_steps` are left out."""
+    planned = reference.steps[reference.steps <= duration_steps]
+    steps, ours, theirs = np.intersect1d(run.steps, planned, assume_unique=True, return_indices=True)
+    grad_norm = None
+    if run.grad_norm is not None and reference.grad_norm is not None:
+        left, right = run.grad_norm[ours], reference.grad_norm[theirs]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            grad_norm = np.where(left == right, 0.0, (left - right) / np.abs(right))
+    skipped = None
+    if run.skipped is not None and reference.skipped is not None:
+        skipped = (steps[run.skipped[ours] != 0], steps[reference.skipped[theirs] != 0])
+    good = np.isfinite(run.loss[ours]), np.isfinite(reference.loss[theirs])
+    with np.errstate(invalid="ignore"):
+        loss = run.loss[ours] - reference.loss[theirs]
+    broken = (steps[~good[0] & good[1]], steps[~good[1]])
+    return Differences(steps, loss, grad_norm, skipped, len(planned) - len(steps), broken)
+
+
+def smoothing_steps(duration_steps: int) -> int:
+    """Width of the trailing mean: a thirty-second of the run, between 10 and 1,000 steps."""
+    return min(1000, max(10, duration_steps // 32))
+
+
+def smooth(values_S: np.ndarray, width: int) -> np.ndarray:
+    """Trailing mean over `width` steps, float64 [S - width + 1]; empty when there are fewer. NaN spoils its windows."""
+    if len(values_S) < width:
+        return np.empty(0)
+    return np.convolve(values_S, np.full(width, 1 / width), mode="valid")
+
+
+def horizon(steps_S: np.ndarray, twin_differences: Sequence[np.ndarray], floor: float) -> int | None:
+    """First step at which any twin's loss differs from the run's by more than `floor`; None when none ever does.
+
+    From there on rounding alone moves the loss, so no implementation can be followed step by step. NaN is a departure.
+    """
+    departed = [steps_S[~(np.abs(values) <= floor)] for values in twin_differences]
+    firsts = [int(found[0]) for found in departed if len(found)]
+    return min(firsts, default=None)
+
+
+def overlay(
+    differences: Differences,
+    duration_steps: int,
+    raw_threshold: float,
+    smoothed_threshold: float | None,
+    held_out_difference: float | None,
+) -> Overlay | None:
+    """Lay the run's loss over the reference's; None when they share no step.
+
+    Args:
+        differences: from `difference`.
+        duration_steps: planned length, which sets the smoothing.
+        raw_threshold: a step whose loss differs by more has departed, nats.
+        smoothed_threshold: the same for the trailing mean; None when no noise is known to set it.
+        held_out_difference: run less reference at the last landmark, nats; it decides what a low loss means.
+    """
+    if len(differences.steps) == 0:
+        return None
+    width = smoothing_steps(duration_steps)
+    smoothed = smooth(differences.loss, width)
+    sizes = np.where(np.isnan(differences.loss), np.inf, np.abs(differences.loss))
+    worst = int(np.argmax(sizes))
+    last_quarter = float(np.mean(differences.loss[-max(1, len(differences.loss) // 4) :]))
+    return Overlay(
+        steps_compared=len(differences.steps),
+        largest=float(differences.loss[worst]),
+        largest_step=int(differences.steps[worst]),
+        largest_smoothed=float(smoothed[np.argmax(np.abs(smoothed))]) if len(smoothed) else None,
+        smoothing_steps=width,
+        raw_threshold=raw_threshold,
+        first_raw_departure_step=_first_beyond(differences.steps, differences.loss, raw_threshold),
+        smoothed_threshold=smoothed_threshold,
+        first_smoothed_departure_step=(
+            None
+            if smoothed_threshold is None or len(smoothed) == 0
+            else _first_beyond(differences.steps[width - 1 :], smoothed, smoothed_threshold)
+        ),
+        mean_last_quarter=last_quarter,
+        warning=repeated_data_warning(last_quarter, held_out_difference, smoothed_threshold),
+    )
+
+
+def repeated_data_warning(
+    training_difference: float, held_out_difference: float | None, threshold: float | None
+) -> str | None:
+    """The published reproduction's lesson: a loss below the reference that held-out text does not share.
+
+    Given when the training loss is lower by more than `threshold` while held-out loss improved by less than half of
+    that.
+    """
+    if threshold is None or held_out_difference is None or math.isnan(held_out_difference):
+        return None
+    if training_difference >= -threshold or held_out_difference <= training_difference / 2:
+        return None
+    return (
+        f"training loss lies {-training_difference:.2g} nats below the reference over the last quarter, yet held-out "
+        f"loss differs by {held_out_difference:+.2g}: data was probably read more than once. Run `ectype data audit`."
+    )
+
+
+def _first_beyond(steps: np.ndarray, values: np.ndarray, threshold: float) -> int | None:
+    beyond = steps[~(np.abs(values) <= threshold)]
+    return int(beyond[0]) if len(beyond) else None

@@ -1,0 +1,109 @@
+"""Twins of a run: where they lie, which are finished, and the noise that they show."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ectype.compare.inputs import read_metrics
+from ectype.compare.noise import Noise, measure_noise, read_noise
+from ectype.errors import EctypeError
+from ectype.evaluate.held_out import load_held_out
+from ectype.evaluate.record import Evaluation, evaluation_path
+from ectype.evaluate.runner import (
+    Settings,
+    checkpoint_path,
+    evaluate_landmark,
+    find_landmarks,
+    load_run_recipe,
+    window_tokens,
+)
+from ectype.progress import Progress, silent
+from ectype.recipe.load import recipe_hash
+from ectype.recipe.reference import LandmarkWeights, Reference
+from ectype.recipe.spec import Recipe
+
+PERTURBATION = 1e-6
+"""Relative size of a twin's change to the step-0 weights."""
+
+
+@dataclass(frozen=True)
+class MeasuredNoise:
+    """A noise record and where it came from; `record` is None when there is none."""
+
+    record: Noise | None
+    is_of_this_run: bool
+    source: str
+
+
+def twin_path(run_dir: Path, number: int) -> Path:
+    """Run folder of a twin; twins count from 1, and the number is its perturbation's seed."""
+    return run_dir / "twins" / str(number)
+
+
+def finished_twins(run_dir: Path, recipe: Recipe) -> list[int]:
+    """Numbers of the twins of this recipe that ran to the end.
+
+    Raises:
+        EctypeError: a folder under `twins` belongs to another recipe.
+    """
+    folder = run_dir / "twins"
+    numbers = sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit()) if folder.is_dir() else []
+    finished = []
+    for number in numbers:
+        twin = twin_path(run_dir, number)
+        if not (twin / "metrics.jsonl").is_file():
+            continue
+        if recipe_hash(load_run_recipe(twin)) != recipe_hash(recipe):
+            raise EctypeError(f"{twin} ran another recipe than {run_dir}", "one recipe", "delete that twin's folder")
+        if read_metrics(twin).steps[-1] >= recipe.duration_steps:
+            finished.append(number)
+    return finished
+
+
+def twins_noise(
+    run_dir: Path, reference: Reference, twins: Sequence[int], progress: Progress = silent
+) -> MeasuredNoise:
+    """Evaluate finished twins against their run at every landmark, and make the noise record.
+
+    Raises:
+        EctypeError: the run or a twin lacks a checkpoint that is due, or a log lacks steps.
+    """
+    recipe = load_run_recipe(run_dir)
+    landmarks = find_landmarks(run_dir, recipe, reference).available
+    held_out = load_held_out(reference, window_tokens(recipe), recipe.model.vocab_size)
+    settings = Settings(batch_windows=recipe.evaluation.batch_windows)
+    evaluations: dict[int, list[Evaluation]] = {step: [] for step in landmarks}
+    for step in landmarks:
+        for number in twins:
+            twin = twin_path(run_dir, number)
+            evaluations[step].append(
+                evaluate_landmark(
+                    step,
+                    LandmarkWeights(weights=checkpoint_path(run_dir, step)),
+                    LandmarkWeights(weights=checkpoint_path(twin, step)),
+                    held_out,
+                    settings,
+                    evaluation_path(twin, step),
+                    lambda label, done, total, number=number: progress(f"twin {number}, {label}", done, total),
+                )
+            )
+    logs = [read_metrics(twin_path(run_dir, number)) for number in twins]
+    record = measure_noise(
+        recipe_hash(recipe), PERTURBATION, recipe.duration_steps, read_metrics(run_dir), logs, evaluations
+    )
+    return MeasuredNoise(record, True, f"{len(twins)} twins of this run")
+
+
+def reference_noise(reference: Reference, recipe: Recipe) -> MeasuredNoise | None:
+    """The reference's own noise record, if it has one for this very recipe; None otherwise."""
+    if reference.noise is None:
+        return None
+    record = read_noise(reference.noise)
+    if record.recipe_hash != recipe_hash(recipe):
+        return None
+    return MeasuredNoise(record, False, f"noise record of the reference: {record.twins} twins of the same recipe")
+
+
+def no_noise() -> MeasuredNoise:
+    """What is known of the noise when there are no twins."""
+    return MeasuredNoise(None, False, "none")

@@ -1,0 +1,122 @@
+"""The verdict: criteria in, one of three answers out."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ectype.compare.criteria import Criterion, Grounds, finite
+from ectype.compare.held_out_criteria import KL, LOSS, TOP1
+from ectype.compare.trajectory import Overlay
+from ectype.errors import EXIT_DONE, EXIT_NEGATIVE, EXIT_NOT_ENOUGH_EVIDENCE
+
+SAME, DIFFERENT, UNDECIDED = "same model", "not the same model", "not enough evidence"
+EXIT_CODES = {SAME: EXIT_DONE, DIFFERENT: EXIT_NEGATIVE, UNDECIDED: EXIT_NOT_ENOUGH_EVIDENCE}
+_NEEDED_AT_EACH_LANDMARK = (LOSS, KL, TOP1)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer, the criteria that decided it, and why in one sentence."""
+
+    answer: str
+    decided_by: tuple[str, ...]
+    reason: str
+
+    @property
+    def exit_code(self) -> int:
+        """What the command line ends with."""
+        return EXIT_CODES[self.answer]
+
+
+def decide(criteria: Sequence[Criterion], due_landmarks: Sequence[int]) -> Verdict:
+    """Judge all criteria together.
+
+    One criterion that is clearly broken suffices for `not the same model`. `same model` needs held-out loss, token KL
+    and top-1 agreement at every landmark that is due, at least one of them after training began, and every criterion
+    to hold. Anything else is `not enough evidence`; training loss alone can never be more.
+
+    Args:
+        criteria: everything that was judged.
+        due_landmarks: landmarks that the recipe names and the reference has.
+    """
+    broken = [criterion for criterion in criteria if criterion.holds == "false"]
+    if broken:
+        return Verdict(DIFFERENT, _labels(broken), _counted(broken, "is broken", "are broken"))
+    present = {(criterion.name, criterion.landmark) for criterion in criteria}
+    missing = [step for step in due_landmarks if any((name, step) not in present for name in _NEEDED_AT_EACH_LANDMARK)]
+    if missing or not any(step > 0 for step in due_landmarks):
+        steps = ", ".join(map(str, missing)) or "after step 0"
+        return Verdict(UNDECIDED, (), f"no held-out evidence at landmark {steps}; training loss alone proves nothing")
+    unclear = [criterion for criterion in criteria if criterion.holds != "true"]
+    if unclear:
+        return Verdict(UNDECIDED, _labels(unclear), _counted(unclear, "is unclear", "are unclear"))
+    decisive = tuple(dict.fromkeys(criterion.name for criterion in criteria))
+    return Verdict(SAME, decisive, f"all {len(criteria)} criteria hold at {len(due_landmarks)} landmarks")
+
+
+def label(criterion: Criterion) -> str:
+    """A criterion's name with its landmark and domain."""
+    place = [f"at step {criterion.landmark}"] if criterion.landmark is not None else []
+    return " ".join([criterion.name, *place, *([f"({criterion.domain})"] if criterion.domain else [])])
+
+
+def horizon_record(grounds: Grounds, noise_source: str) -> dict[str, Any]:
+    """How far the trajectory can be compared step by step, as a number and in words."""
+    noise, floor = grounds.noise, grounds.floors.floors["step_loss"]
+    if noise is None:
+        text = "unknown: no twins were trained, so only agreement within the floors can be proven"
+    elif not grounds.float32:
+        text = "none: the run or the reference is not float32, so only statistics are compared"
+    elif grounds.horizon_step is None:
+        text = (
+            f"the whole run: {noise.twins} twins, changed by {noise.perturbation:g} at step 0, stay within "
+            f"{floor.value:g} {floor.unit} of it at every step"
+        )
+    else:
+        text = (
+            f"step {grounds.horizon_step}: from there on twins changed by {noise.perturbation:g} at step 0 differ by "
+            f"more than {floor.value:g} {floor.unit}; earlier steps are compared one by one, later ones by statistics"
+        )
+    return {
+        "first_step_beyond": grounds.horizon_step,
+        "floor": floor.value,
+        "twins": 0 if noise is None else noise.twins,
+        "perturbation": None if noise is None else noise.perturbation,
+        "noise_source": noise_source,
+        "text": text,
+    }
+
+
+def verdict_record(
+    verdict: Verdict, criteria: Sequence[Criterion], overlay: Overlay | None, about: dict[str, Any]
+) -> dict[str, Any]:
+    """The content of `RUN/verdict.json`; `about` says what was compared."""
+    return {
+        "format": 1,
+        "verdict": verdict.answer,
+        "reason": verdict.reason,
+        "decided_by": list(verdict.decided_by),
+        **about,
+        "criteria": [asdict(criterion) for criterion in criteria],
+        "overlay": None if overlay is None else {k: _finite(v) for k, v in asdict(overlay).items()},
+    }
+
+
+def _finite(value: Any) -> Any:
+    """A value for JSON: None for a float that is not finite."""
+    return finite(value) if isinstance(value, float) else value
+
+
+def _labels(criteria: Sequence[Criterion]) -> tuple[str, ...]:
+    return tuple(label(criterion) for criterion in criteria)
+
+
+def _counted(criteria: Sequence[Criterion], one: str, several: str) -> str:
+    kinds = Counter(criterion.name for criterion in criteria)
+    first = criteria[0]
+    counts = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in kinds.items())
+    measured = "" if first.measured is None else f": {first.measured:.3g} {first.unit}"
+    bound = "" if first.tolerance is None else f" against {first.tolerance:.3g}"
+    note = f" ({first.note})" if first.note else ""
+    return f"{counts} {one if len(criteria) == 1 else several}; first {label(first)}{measured}{bound}{note}"

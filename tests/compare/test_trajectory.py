@@ -1,0 +1,102 @@
+"""Differences of two logs: alignment, smoothing, the horizon, and the overlay with its warning."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from made_up_evidence import STEPS, log
+
+from ectype.compare.trajectory import (
+    difference,
+    horizon,
+    overlay,
+    repeated_data_warning,
+    smooth,
+    smoothing_steps,
+)
+
+
+def test_logs_are_aligned_by_step() -> None:
+    run, reference = log(shift=0.5), log(steps=150)
+    run = replace(run, steps=run.steps[5:], loss=run.loss[5:], grad_norm=None, skipped=run.skipped[5:])  # type: ignore[index]
+    found = difference(run, reference, STEPS)
+    assert found.steps.tolist() == list(range(6, 101))
+    assert found.absent == 5
+    np.testing.assert_allclose(found.loss, 0.5)
+    assert found.grad_norm is None
+    assert found.skipped is not None
+    assert [steps.tolist() for steps in found.skipped] == [[40], [40]]
+
+
+def test_the_gradient_norm_differs_relatively() -> None:
+    reference = log()
+    assert reference.grad_norm is not None
+    run = replace(reference, grad_norm=reference.grad_norm * (1 + 1e-4))
+    found = difference(run, reference, STEPS)
+    np.testing.assert_allclose(found.grad_norm, 1e-4, rtol=1e-6)  # type: ignore[arg-type]
+
+
+def test_a_loss_that_is_no_number_is_laid_at_its_owners_door() -> None:
+    run, reference = log(), log()
+    run.loss[10] = math.nan
+    reference.loss[[20, 30]] = math.inf
+    run.loss[30] = math.nan
+    found = difference(run, reference, STEPS)
+    assert [steps.tolist() for steps in found.broken] == [[11], [21, 31]]
+
+
+def test_smoothing_is_a_trailing_mean() -> None:
+    assert smooth(np.arange(6.0), 4).tolist() == [1.5, 2.5, 3.5]
+    assert len(smooth(np.arange(3.0), 4)) == 0
+    assert np.isnan(smooth(np.array([1, math.nan, 1, 1, 1]), 2)).tolist() == [True, True, False, False]
+    assert [smoothing_steps(steps) for steps in (40, 640, 1_413_814)] == [10, 20, 1000]
+
+
+def test_the_horizon_is_the_first_departure_of_any_twin() -> None:
+    steps = np.arange(1, 6)
+    calm, late, early = np.full(5, 1e-6), np.array([0, 0, 0, 2e-5, 0]), np.array([0, -2e-5, 0, 0, 0])
+    assert horizon(steps, [calm], 1e-5) is None
+    assert horizon(steps, [calm, late], 1e-5) == 4
+    assert horizon(steps, [calm, late, early], 1e-5) == 2
+    assert horizon(steps, [np.array([0, 0, math.nan, 0, 0])], 1e-5) == 3
+
+
+def test_the_overlay_names_the_largest_deviation_and_the_first_departures() -> None:
+    run = log()
+    run.loss[60] += 3e-5
+    run.loss[80:] -= 2e-5
+    found = overlay(difference(run, log(), STEPS), STEPS, 1e-5, 1.5e-5, 0.0)
+    assert found is not None
+    assert (found.largest_step, found.first_raw_departure_step) == (61, 61)
+    assert found.largest == pytest.approx(3e-5)
+    # Ten steps are averaged; 7.5 of the last twenty must be off by 2e-5 for the mean to pass 1.5e-5.
+    assert found.first_smoothed_departure_step == 88
+    assert found.steps_compared == 100
+
+
+def test_the_overlay_of_equal_logs_departs_nowhere() -> None:
+    found = overlay(difference(log(), log(), STEPS), STEPS, 1e-5, None, None)
+    assert found is not None
+    assert (found.largest, found.first_raw_departure_step, found.first_smoothed_departure_step) == (0.0, None, None)
+    assert found.warning is None
+
+
+def test_logs_without_a_common_step_have_no_overlay() -> None:
+    run = replace(log(), steps=np.arange(1001, 1101))
+    assert overlay(difference(run, log(), STEPS), STEPS, 1e-5, None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("training", "held_out", "warned"),
+    [(-0.02, 0.0, True), (-0.02, 0.01, True), (-0.02, -0.018, False), (-0.005, 0.0, False), (0.02, 0.0, False)],
+)
+def test_a_gain_that_held_out_text_does_not_share_is_warned_of(training: float, held_out: float, warned: bool) -> None:
+    found = repeated_data_warning(training, held_out, 0.01)
+    assert (found is not None) == warned
+    assert found is None or "read more than once" in found
+
+
+def test_without_held_out_evidence_there_is_nothing_to_warn_of() -> None:
+    assert repeated_data_warning(-1.0, None, 0.01) is None
+    assert repeated_data_warning(-1.0, math.nan, 0.01) is None

@@ -1,0 +1,269 @@
+"""The verdict on made-up evidence: copies, faults, gaps, broken numbers, and its order in the tolerances."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from made_up_evidence import LANDMARKS, STEPS, evaluation, evaluations, grounds, log, twins
+
+from ectype.compare.criteria import Criterion, Grounds
+from ectype.compare.held_out_criteria import KL, LOSS, LOSS_BY_DOMAIN, TOP1, held_out_criteria
+from ectype.compare.noise import Noise
+from ectype.compare.tolerances import Floors, SourcedNumber
+from ectype.compare.trajectory import difference
+from ectype.compare.trajectory_criteria import (
+    DATA,
+    MEAN_LOSS,
+    SKIPPED,
+    SKIPPED_LATER,
+    SMOOTHED_LOSS,
+    STEP_GRAD_NORM,
+    STEP_LOSS,
+    data_identity,
+    trajectory_criteria,
+)
+from ectype.compare.verdict import DIFFERENT, SAME, UNDECIDED, decide
+from ectype.evaluate.record import Evaluation
+from ectype.recipe.reference import TrainingLog
+
+BATCHES = {step: np.array([step, step + 1]) for step in range(1, STEPS + 1)}
+CALM = grounds(twins(1e-9))
+CHAOTIC = grounds(twins(0.01, count=8, chaotic_from=20), horizon=20)
+
+
+def judge(
+    found: dict[int, Evaluation], run: TrainingLog | None = None, on: Grounds = CALM, due: Sequence[int] = LANDMARKS
+) -> tuple[str, list[Criterion]]:
+    criteria = held_out_criteria(found, on)
+    criteria += trajectory_criteria(difference(run or log(), log(), STEPS), on)
+    criteria.append(data_identity(BATCHES, BATCHES, STEPS))
+    return decide(criteria, due).answer, criteria
+
+
+def named(criteria: Sequence[Criterion], name: str, landmark: int | None = None) -> Criterion:
+    return next(c for c in criteria if c.name == name and c.landmark == landmark)
+
+
+def test_a_perfect_copy_is_the_same_model() -> None:
+    answer, criteria = judge(evaluations())
+    assert answer == SAME
+    assert {c.holds for c in criteria} == {"true"}
+    kinds = {LOSS, LOSS_BY_DOMAIN, KL, TOP1, STEP_LOSS, STEP_GRAD_NORM, SKIPPED, DATA}
+    assert {c.name for c in criteria} == kinds
+    assert len(criteria) == 3 * 5 + 4
+
+
+def test_a_perfect_copy_needs_no_twins() -> None:
+    assert judge(evaluations(), on=grounds())[0] == SAME
+
+
+def test_rounding_is_the_same_model_and_more_is_not() -> None:
+    assert judge(evaluations(shift=2e-6, spread=1e-6, kl=2e-9), log(noise=2e-6))[0] == SAME
+    assert judge(evaluations(shift=2e-4, spread=1e-6, kl=2e-9))[0] == DIFFERENT
+    assert judge(evaluations(kl=1e-3))[0] == DIFFERENT
+    assert judge(evaluations(agree=0.99))[0] == DIFFERENT
+
+
+def test_one_bad_landmark_and_one_bad_domain_suffice() -> None:
+    found = evaluations()
+    found[50] = evaluation(50, shift=0.1)
+    answer, criteria = judge(found)
+    assert answer == DIFFERENT
+    assert [c.landmark for c in criteria if c.holds == "false" and c.name == LOSS] == [50]
+    assert {c.domain for c in criteria if c.holds == "false" and c.landmark == 50} == {None, "prose", "code"}
+
+
+@pytest.mark.parametrize("lost", [{0}, {100}, {0, 50, 100}])
+def test_a_missing_landmark_is_not_enough_evidence(lost: set[int]) -> None:
+    found = {step: value for step, value in evaluations().items() if step not in lost}
+    answer, criteria = judge(found)
+    assert answer == UNDECIDED
+    verdict = decide(criteria, LANDMARKS)
+    assert f"landmark {min(lost)}" in verdict.reason
+    assert verdict.exit_code == 3
+
+
+def test_training_loss_alone_proves_nothing() -> None:
+    criteria = trajectory_criteria(difference(log(), log(), STEPS), CALM)
+    assert {c.holds for c in criteria} == {"true"}
+    assert decide(criteria, LANDMARKS).answer == UNDECIDED
+    assert decide(criteria, ()).answer == UNDECIDED
+    assert decide([*criteria, *held_out_criteria({0: evaluation(0)}, CALM)], (0,)).answer == UNDECIDED
+
+
+def test_training_loss_alone_can_disprove() -> None:
+    answer, criteria = judge(evaluations(), log(shift=1e-3))
+    assert answer == DIFFERENT
+    assert named(criteria, STEP_LOSS).holds == "false"
+
+
+def test_without_twins_a_drift_is_unclear_not_wrong() -> None:
+    answer, criteria = judge(evaluations(shift=1e-3, kl=1e-5), log(shift=1e-3), grounds())
+    assert answer == UNDECIDED
+    assert named(criteria, LOSS, 50).rejects_beyond is None
+    assert "no twin" in named(criteria, KL, 50).note
+
+
+def test_floors_are_float32s_alone() -> None:
+    assert judge(evaluations(shift=2e-6), on=grounds(float32=False))[0] == UNDECIDED
+
+
+def test_beyond_the_horizon_the_twins_rule() -> None:
+    honest = {0: evaluation(0), **{s: evaluation(s, shift=0.005, spread=0.001, kl=0.01, agree=0.99) for s in (50, 100)}}
+    run = log(noise=0.01, seed=3)
+    run.loss[:19] = log().loss[:19]
+    run.grad_norm[:19] = log().grad_norm[:19]  # type: ignore[index]
+    answer, criteria = judge(honest, run, CHAOTIC)
+    assert answer == SAME, [c for c in criteria if c.holds != "true"]
+    assert named(criteria, SMOOTHED_LOSS).holds == "true"
+    assert named(criteria, MEAN_LOSS).holds == "true"
+    assert "largest of 19 steps" in named(criteria, STEP_LOSS).note
+    assert judge(honest, log(noise=0.01), CHAOTIC)[0] == DIFFERENT
+    shifted = run.loss + np.where(run.steps >= 20, 0.08, 0.0)
+    answer, criteria = judge(honest, replace(run, loss=shifted), CHAOTIC)
+    assert answer == DIFFERENT
+    assert named(criteria, STEP_LOSS).holds == "true"
+    assert named(criteria, MEAN_LOSS).holds == "false"
+
+
+def test_an_early_fault_is_seen_although_late_noise_hides_it() -> None:
+    found = {step: evaluation(step, shift=1e-3) for step in LANDMARKS}
+    answer, criteria = judge(found, on=CHAOTIC)
+    assert answer == DIFFERENT
+    assert named(criteria, LOSS, 0).holds == "false"
+    assert named(criteria, LOSS, 100).holds == "true"
+
+
+def test_noise_above_the_ceiling_decides_nothing() -> None:
+    loud = grounds(twins(1.0, chaotic_from=20), horizon=20)
+    answer, criteria = judge({0: evaluation(0), **{s: evaluation(s, shift=0.5) for s in (50, 100)}}, on=loud)
+    assert answer == UNDECIDED
+    assert named(criteria, LOSS, 100).holds == "unclear"
+    assert "ceiling" in named(criteria, LOSS, 100).tolerance_from
+
+
+def test_a_wide_interval_is_unclear_and_says_how_many_tokens_would_do() -> None:
+    few = {step: evaluation(step, spread=0.05) for step in LANDMARKS}
+    noisy = grounds(twins(0.002, count=8), horizon=1)
+    answer, criteria = judge(few, on=noisy)
+    assert answer == UNDECIDED
+    found = named(criteria, LOSS, 100)
+    assert found.holds == "unclear"
+    assert found.tokens_needed is not None
+    assert found.tokens_needed > few[100].overall.targets
+    assert f"{found.tokens_needed:,}" in found.note
+
+
+def test_full_agreement_on_few_tokens_is_not_yet_agreement() -> None:
+    answer, criteria = judge(evaluations(windows=2))
+    assert answer == UNDECIDED
+    assert named(criteria, TOP1, 0).measured == 1.0
+    assert named(criteria, TOP1, 0).tokens_needed == 3000
+
+
+@pytest.mark.parametrize("where", ["ours", "reference", "both"])
+@pytest.mark.parametrize("on", [CALM, CHAOTIC, grounds()])
+def test_a_broken_held_out_loss_is_never_the_same(where: str, on: Grounds) -> None:
+    found = evaluations()
+    summary = found[50].overall
+    counts = {"ours": float(where != "reference"), "reference": float(where != "ours")}
+    windows = found[50].domains["code"].windows
+    broken = windows.model_copy(
+        update={
+            name: (None, *values[1:])
+            for name, values, hit in (
+                ("loss", windows.loss, counts["ours"]),
+                ("reference_loss", windows.reference_loss, counts["reference"]),
+            )
+            if hit
+        }
+    )
+    nonfinite = summary.nonfinite_targets.model_copy(update=counts)
+    domain = found[50].domains["code"]
+    domain = domain.model_copy(
+        update={"windows": broken, "summary": domain.summary.model_copy(update={"nonfinite_targets": nonfinite})}
+    )
+    found[50] = found[50].model_copy(
+        update={
+            "overall": summary.model_copy(update={"nonfinite_targets": nonfinite}),
+            "domains": found[50].domains | {"code": domain},
+        }
+    )
+    answer, _ = judge(found, on=on)
+    assert answer == (DIFFERENT if where == "ours" else UNDECIDED)
+
+
+@pytest.mark.parametrize("series", ["loss", "grad_norm"])
+@pytest.mark.parametrize("step", [5, 90])
+@pytest.mark.parametrize("on", [CALM, CHAOTIC, grounds()])
+def test_a_broken_log_is_never_the_same(series: str, step: int, on: Grounds) -> None:
+    for value in (math.nan, math.inf):
+        run = log()
+        getattr(run, series)[step - 1] = value
+        answer, _ = judge(evaluations(), run, on)
+        assert answer == (DIFFERENT if series == "loss" or (value == math.inf and answer != UNDECIDED) else UNDECIDED)
+
+
+def test_broken_noise_never_widens_a_tolerance() -> None:
+    noise = twins(1e-9)
+    broken = noise.landmarks[50].model_copy(update={"held_out_loss": (None, 1.0, 1.0), "kl_mean": (None, 1.0, 1.0)})
+    on = grounds(noise.model_copy(update={"landmarks": noise.landmarks | {50: broken}}))
+    answer, criteria = judge(evaluations(shift=0.01, kl=0.01), on=on)
+    assert answer == DIFFERENT
+    assert named(criteria, LOSS, 50).holds == "unclear"
+
+
+def test_an_unfinished_run_is_not_enough_evidence() -> None:
+    answer, criteria = judge(evaluations(), log(steps=60))
+    assert answer == UNDECIDED
+    assert "lacks 40 of 100 steps" in named(criteria, STEP_LOSS).note
+
+
+def test_skipped_steps_are_exact_before_the_horizon_and_counted_beyond_it() -> None:
+    other = log()
+    other = replace(other, skipped=other.steps == 41)
+    answer, criteria = judge(evaluations(), other)
+    assert (answer, named(criteria, SKIPPED).measured) == (DIFFERENT, 2.0)
+    _, criteria = judge(evaluations(), other, CHAOTIC)
+    assert named(criteria, SKIPPED).holds == "true"
+    assert named(criteria, SKIPPED_LATER).holds == "true"
+    _, criteria = judge(evaluations(), replace(other, skipped=other.steps >= 60), CHAOTIC)
+    assert named(criteria, SKIPPED_LATER).holds == "false"
+
+
+def test_data_order_is_exact() -> None:
+    swapped = BATCHES | {7: BATCHES[7][::-1]}
+    found = data_identity(swapped, BATCHES, STEPS)
+    assert (found.holds, found.measured) == ("false", 1.0)
+    assert "step 7" in found.note
+    assert data_identity({k: v for k, v in BATCHES.items() if k < 90}, BATCHES, STEPS).holds == "unclear"
+    assert data_identity(None, BATCHES, STEPS).holds == "unclear"
+    assert data_identity(BATCHES, {}, STEPS).holds == "unclear"
+    assert data_identity({k: v for k, v in BATCHES.items() if k < 90}, BATCHES, 80).holds == "true"
+
+
+def scaled(floors: Floors, factor: float) -> Floors:
+    def larger(number: SourcedNumber) -> SourcedNumber:
+        return number.model_copy(update={"value": number.value * factor})
+
+    table = {name: larger(number) for name, number in floors.floors.items()}
+    table["top1_agreement"] = floors.floors["top1_agreement"].model_copy(update={"value": 1 - 0.001 * factor})
+    return floors.model_copy(update={"floors": table})
+
+
+@pytest.mark.parametrize("noise", [None, twins(1e-9), twins(1e-4)])
+def test_wider_tolerances_never_make_the_verdict_worse(noise: Noise | None) -> None:
+    order = {DIFFERENT: 0, UNDECIDED: 1, SAME: 2}
+    generator = np.random.default_rng(0)
+    for trial in range(6):
+        shift, spread, kl = generator.lognormal(-9, 3, 3)
+        found = evaluations(shift=shift, spread=spread, kl=kl, agree=1 - min(0.5, kl), seed=trial)
+        run = log(noise=spread, seed=trial)
+        on = grounds(noise)
+        answers = [
+            order[judge(found, run, replace(on, floors=scaled(on.floors, factor)))[0]]
+            for factor in (0.01, 1.0, 100.0, 900.0)
+        ]
+        assert answers == sorted(answers), (trial, answers)
