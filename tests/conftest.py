@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import jax
 import pytest
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+# Meshes of up to eight devices are tested in this process; a mesh takes the first ones.
+jax.config.update("jax_num_cpu_devices", 8)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import typer
 
-from ectype.cli import compare, data, evaluate, recipes, report, train
+from ectype.cli import compare, data, evaluate, recipes, report, train, weights
 
 app = typer.Typer(
     name="ectype", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -10,6 +10,7 @@ app = typer.Typer(
 )  # fmt: skip
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
+app.add_typer(weights.app, name="weights")
 app.command()(train.train)
 app.command()(evaluate.evaluate)
 app.command()(compare.compare)

@@ -72,10 +72,13 @@ class ProgressBar:
         )
 
         self._console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bars = Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True)
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
+        detail = TextColumn("{task.fields[detail]}")
+        self._bars = Progress(*columns, TimeRemainingColumn(), detail, console=self._console, transient=True)
         self._tasks: dict[str, Any] = {}
         self._last_line_seconds = 0.0
+        self.detail = ""
+        """Shown behind the bar that is drawn next."""
 
     def __enter__(self) -> "ProgressBar":
         if self._console.is_terminal:
@@ -90,11 +93,12 @@ class ProgressBar:
             now = time.monotonic()
             if now - self._last_line_seconds > 10:
                 self._last_line_seconds = now
-                print(f"{label}: {done}/{total}" if total else f"{label}: {done}", file=sys.stderr)
+                place = f"{label}: {done}/{total}" if total else f"{label}: {done}"
+                print(f"{place}  {self.detail}".rstrip(), file=sys.stderr)
             return
         if label not in self._tasks:
-            self._tasks[label] = self._bars.add_task(label, total=total or None)
-        self._bars.update(self._tasks[label], completed=done, total=total or None)
+            self._tasks[label] = self._bars.add_task(label, total=total or None, detail="")
+        self._bars.update(self._tasks[label], completed=done, total=total or None, detail=self.detail)
 
 
 def _fail(error: EctypeError, json_output: bool) -> None:

@@ -55,7 +55,8 @@ def init_optimizer(params: Tree, optimizer: Optimizer, moments_dtype: str) -> Op
 
 def squared_norm(gradients: Tree) -> jax.Array:
     """Sum of squares over all leaves, float32."""
-    return sum(jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(gradients))
+    squares = [jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(gradients)]
+    return sum(squares, start=jnp.zeros((), jnp.float32))
 
 
 def clip_scale(norm: jax.Array, clip_norm: float | None) -> jax.Array:

@@ -1,0 +1,83 @@
+"""`ectype train`: from a recipe to a trained run."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ectype.cli.output import JSON_OPTION, ProgressBar, emit, verb
+
+
+@verb
+def train(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Shipped recipe name or YAML file.")],
+    run: Annotated[Path, typer.Option("--run", help="Run folder; an existing run is resumed.")],
+    placement: Annotated[str, typer.Option("--placement", help="Shipped placement name or YAML file.")] = "cpu",
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Recipe field=value; may repeat.")] = None,
+    placement_overrides: Annotated[
+        list[str] | None, typer.Option("--placement-set", help="Placement field=value; may repeat.")
+    ] = None,
+    index: Annotated[str | None, typer.Option(envvar="OLMO_INDEX_PATH", help="Index or manifest of tokens.")] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(envvar="LOAD_PARAMETERS_PATH", help="Step-0 weights: checkpoint or Hugging Face folder."),
+    ] = None,
+    padded_rows: Annotated[
+        str | None, typer.Option("--padded-rows", help="Side file with rows that a Hugging Face export dropped.")
+    ] = None,
+    until: Annotated[int | None, typer.Option(min=1, help="Stop after this many updates in all.")] = None,
+    allow_change: Annotated[
+        list[str] | None,
+        typer.Option("--allow-change", help="Recipe field that may differ from the run's; may repeat."),
+    ] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Also log to TensorBoard here (extra `track`).")] = None,
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Train a recipe into a run folder, or resume it. Example: ectype train toy-calm --run runs/calm"""
+    from ectype.recipe.load import load_placement, load_recipe
+    from ectype.train.loop import train_run
+
+    spec = load_recipe(recipe, overrides or ())
+    given: dict[str, Any] = {} if index is None else {"index": index}
+    if weights is not None:
+        given |= {"weights": weights, "padded_rows": padded_rows}
+    spec = spec.model_copy(update={"inputs": spec.inputs.model_copy(update=given)})
+    where = load_placement(placement, placement_overrides or ())
+    with open_tensorboard(tensorboard) as write, ProgressBar() as bar:
+
+        def watch(row: dict[str, Any]) -> None:
+            bar.detail = (
+                f"loss {row['loss']:.4f}  lr {row['learning_rate']:.2e}  norm {row['grad_norm']:.3f}"
+                f"  {row['tokens_per_second']:,.0f} tokens/s{'  skipped' if row['skipped'] else ''}"
+            )
+            write(row)
+
+        result = train_run(spec, where, run, until=until, allowed=allow_change or (), progress=bar, watch=watch)
+    record = {"run": str(run), "step": result.step, "last": result.last}
+    emit(record, json_output, lambda: print(f"{run}: {result.step} of {spec.duration_steps} updates done"))
+
+
+@contextmanager
+def open_tensorboard(folder: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that logs one row of metrics to TensorBoard; without a folder it does nothing."""
+    if folder is None:
+        yield lambda row: None
+        return
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        from ectype.errors import EctypeError
+
+        raise EctypeError(
+            "--tensorboard, and tensorboardX is not installed", "the extra `track`", "pip install 'ectype[track]'"
+        ) from None
+
+    def write(row: dict[str, Any]) -> None:
+        for name, value in row.items():
+            if name != "step":
+                writer.add_scalar(f"train/{name}", value, row["step"])
+
+    with SummaryWriter(str(folder)) as writer:
+        yield write

@@ -1,0 +1,152 @@
+"""Run checkpoints: weights, optimiser state and description, saved in the background, restored strictly.
+
+A directory `checkpoints/<step>` exists only when it is complete: Orbax writes beside it and renames at the end.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.sharding import Mesh
+
+from ectype.errors import EctypeError
+from ectype.recipe.placement import Checkpoints
+from ectype.recipe.spec import Recipe
+from ectype.train.optimizer import init_optimizer
+from ectype.train.sharding import named
+from ectype.train.state import TrainState, from_optimizer_tree, optimizer_tree, state_specs
+from ectype.weights import store, tree
+from ectype.weights.checkpoint import (
+    META_ITEM,
+    WEIGHTS_ITEM,
+    describe,
+    differences,
+    load_weights,
+    read_meta,
+    refuse_differences,
+)
+from ectype.weights.store import Leaf
+
+OPTIMIZER_ITEM = "optimizer"
+
+
+class Saver:
+    """Writes a run's checkpoints in the background, one at a time, and keeps those that its policy names."""
+
+    def __init__(self, run_dir: Path, recipe: Recipe, policy: Checkpoints) -> None:
+        self._folder = run_dir / "checkpoints"
+        self._recipe, self._policy = recipe, policy
+        self._checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
+
+    def is_due(self, step: int) -> bool:
+        """Whether the state after `step` updates is to be kept: a landmark, the cadence, or the end."""
+        recipe = self._recipe
+        return step in recipe.landmarks or step % self._policy.every_steps == 0 or step == recipe.duration_steps
+
+    def save(self, state: TrainState, step: int, meta: dict[str, Any]) -> None:
+        """Copy the state and write it in the background; waits for the previous save first.
+
+        Raises:
+            EctypeError: the previous save failed.
+        """
+        self.wait()
+        path = self._folder / f"{step:08d}"
+        if path.exists():
+            return
+        description = describe(self._recipe.model, self._recipe.numerics.parameters, kind="run", step=step, **meta)
+        items = {
+            WEIGHTS_ITEM: ocp.args.StandardSave(state.params),
+            OPTIMIZER_ITEM: ocp.args.StandardSave(optimizer_tree(state.optimizer, state.step)),
+            META_ITEM: ocp.args.JsonSave(description),
+        }
+        self._checkpointer.save(path.absolute(), args=ocp.args.Composite(**items))
+
+    def wait(self) -> None:
+        """Wait for the save under way, then delete what the policy no longer keeps."""
+        try:
+            self._checkpointer.wait_until_finished()
+            self._checkpointer.check_for_errors()
+        except Exception as error:
+            raise EctypeError(
+                f"a checkpoint could not be written: {error}", f"a writable {self._folder} with free space",
+                "free space, then run the same command: the last complete checkpoint is intact",
+            ) from error  # fmt: skip
+        if jax.process_index() == 0:
+            self._retain()
+
+    def close(self) -> None:
+        """Finish the save under way and end the background threads."""
+        self.wait()
+        self._checkpointer.close()
+
+    def _retain(self) -> None:
+        steps = finished_steps(self._folder.parent)
+        for step in steps[: -self._policy.keep_last]:
+            permanent = self._policy.permanent_every_steps
+            if step not in self._recipe.landmarks and not (permanent and step % permanent == 0):
+                shutil.rmtree(self._folder / f"{step:08d}")
+
+
+def finished_steps(run_dir: Path) -> list[int]:
+    """Steps of the run's complete checkpoints, ascending; folders of another form don't count."""
+    folder = run_dir / "checkpoints"
+    children = folder.iterdir() if folder.is_dir() else ()
+    return sorted(
+        int(child.name)
+        for child in children
+        if len(child.name) == 8 and child.name.isdigit() and (child / META_ITEM).is_dir()
+    )
+
+
+def restore(run_dir: Path, step: int, recipe: Recipe, mesh: Mesh) -> tuple[TrainState, dict[str, Any]]:
+    """The state after `step` updates, laid out on `mesh` whatever mesh wrote it, and its description.
+
+    Raises:
+        EctypeError: any leaf missing, extra, of another shape or element type, or a step that is not the folder's.
+    """
+    path = run_dir / "checkpoints" / f"{step:08d}"
+    meta = read_meta(path)
+    shardings = named(mesh, state_specs(recipe, mesh))
+    params, _ = load_weights(path, shardings=shardings.params, model=recipe.model)
+    found = {leaf.dtype for leaf in jax.tree.leaves(params)}
+    if found != {np.dtype(recipe.numerics.parameters)}:
+        raise EctypeError(
+            f"{path}: weights of dtype {', '.join(map(str, found))}", recipe.numerics.parameters,
+            "resume under the recipe that wrote this checkpoint",
+        )  # fmt: skip
+    abstract = jax.eval_shape(
+        lambda: optimizer_tree(
+            init_optimizer(params, recipe.optimizer, recipe.numerics.moments), jax.numpy.zeros((), "int32")
+        )
+    )
+    expected = {key: Leaf(leaf.shape, np.dtype(leaf.dtype)) for key, leaf in tree.flatten(abstract).items()}
+    refuse_differences(path, differences(expected, store.read_leaves(path / OPTIMIZER_ITEM)))
+    target = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        abstract, optimizer_tree(shardings.optimizer, shardings.step),
+    )  # fmt: skip
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            stored = checkpointer.restore((path / OPTIMIZER_ITEM).absolute(), target)
+    except Exception as error:
+        raise EctypeError(
+            f"{path}: {str(error).strip().splitlines()[-1]}", "every chunk of every array, in full",
+            "the checkpoint is damaged: move it away to resume from an older one",
+        ) from error  # fmt: skip
+    optimizer, stored_step = from_optimizer_tree(stored)
+    if not int(stored_step) == meta.get("step") == step:
+        raise EctypeError(
+            f"{path}: holds step {int(stored_step)}, described as {meta.get('step')}", f"step {step} as its name says",
+            "the folder was renamed or changed: move it away",
+        )  # fmt: skip
+    return TrainState(params, optimizer, stored_step), meta
+
+
+def newest_step(run_dir: Path, steps: Sequence[int] | None = None) -> int | None:
+    """The newest complete checkpoint's step, or None."""
+    found = finished_steps(run_dir) if steps is None else steps
+    return max(found, default=None)

@@ -1,0 +1,161 @@
+"""The run folder: one recipe, one process group at a time, one line of metrics per update."""
+
+import fcntl
+import json
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ectype import __version__
+from ectype.artifacts import read_json, write_bytes_atomic, write_json
+from ectype.errors import EctypeError
+from ectype.recipe.load import load_recipe, recipe_differences, recipe_hash, to_yaml
+from ectype.recipe.placement import Placement
+from ectype.recipe.spec import Recipe
+
+FORMAT = 1
+_RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "orbax-checkpoint", "grain", "numpy")
+
+
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Hold the run folder for this process group; a second one is refused, and a crash releases it."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with open(run_dir / ".lock", "w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise EctypeError(
+                f"{run_dir} is being trained by another process", "one trainer per run folder",
+                "wait for it, stop it, or choose another --run folder",
+            ) from None  # fmt: skip
+        yield
+
+
+def open_run(
+    run_dir: Path,
+    recipe: Recipe,
+    placement: Placement,
+    index_fingerprint: str,
+    perturb: tuple[float, int] | None,
+    allowed: Sequence[str] = (),
+) -> None:
+    """Create the run's manifest, or check that it is of this recipe, data and perturbation.
+
+    Args:
+        allowed: dotted recipe fields whose change the user named; `*` allows any.
+
+    Raises:
+        EctypeError: the folder holds something else, with every differing field.
+    """
+    if (run_dir / "run.json").is_file():
+        stored = read_json(run_dir / "run.json", "run")
+        _check_recipe(run_dir, recipe, allowed)
+        _check_same(run_dir, "index fingerprint", stored.get("index_fingerprint"), index_fingerprint)
+        _check_same(run_dir, "perturbation", stored.get("perturbation"), _perturbation(perturb))
+    elif any(path.name != ".lock" for path in run_dir.iterdir()):
+        raise EctypeError(
+            f"{run_dir} holds files but no run.json",
+            "an empty or new folder, or a run's",
+            "choose another --run folder",
+        )
+    else:
+        stored = {"created": _now(), "sessions": []}
+    manifest = {
+        "format": FORMAT,
+        "recipe": recipe.name,
+        "recipe_hash": recipe_hash(recipe),
+        "index_fingerprint": index_fingerprint,
+        "perturbation": _perturbation(perturb),
+        "created": stored["created"],
+        "environment": environment(),
+        "placement": placement.model_dump(mode="json"),
+        "sessions": stored["sessions"],
+    }
+    write_bytes_atomic(run_dir / "recipe.yaml", to_yaml(recipe).encode())
+    write_json(run_dir / "run.json", manifest)
+
+
+def record_session(run_dir: Path, first_step: int, devices: int, processes: int) -> None:
+    """Add one start of the program to the manifest: when, from which step, on how many devices."""
+    manifest = read_json(run_dir / "run.json", "run")
+    session = {"started": _now(), "from_step": first_step, "devices": devices, "processes": processes}
+    manifest["sessions"].append(session)
+    write_json(run_dir / "run.json", manifest)
+
+
+def environment() -> dict[str, Any]:
+    """What the numbers may depend on beyond the recipe."""
+    return {
+        "ectype": __version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cores": os.cpu_count(),
+        "packages": {name: version(name) for name in _RECORDED_PACKAGES},
+    }
+
+
+class MetricsFile:
+    """`metrics.jsonl`: one JSON line per update, in order; lines after the resumed step are cut at opening."""
+
+    def __init__(self, run_dir: Path, first_step: int) -> None:
+        path = run_dir / "metrics.jsonl"
+        kept = []
+        if path.is_file():
+            for line in path.read_bytes().splitlines(keepends=True):
+                try:
+                    if json.loads(line)["step"] > first_step:
+                        break
+                except ValueError:
+                    break  # A line that a crash tore; everything before it is whole.
+                kept.append(line if line.endswith(b"\n") else line + b"\n")
+            write_bytes_atomic(path, b"".join(kept))
+        self._stream = open(path, "ab")  # noqa: SIM115 - closed by `close`
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Append one row and hand it to the system, so that followers see it."""
+        self._stream.write(json.dumps(row).encode() + b"\n")
+        self._stream.flush()
+
+    def sync(self) -> None:
+        """Wait until the disk holds every row; call it before a checkpoint that counts on them."""
+        os.fsync(self._stream.fileno())
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _check_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> None:
+    different = recipe_differences(load_recipe(str(run_dir / "recipe.yaml")), recipe)
+    unnamed = {
+        key: pair
+        for key, pair in different.items()
+        if "*" not in allowed and not any(key == name or key.startswith(f"{name}.") for name in allowed)
+    }
+    if unnamed:
+        lines = "; ".join(f"{key}: stored {old!r}, asked {new!r}" for key, (old, new) in unnamed.items())
+        raise EctypeError(
+            f"{run_dir} was made under another recipe: {lines}", "the recipe that the run began with",
+            "use that recipe, another --run folder, or name each change with --allow-change FIELD",
+        )  # fmt: skip
+
+
+def _check_same(run_dir: Path, what: str, stored: Any, asked: Any) -> None:
+    if stored != asked:
+        raise EctypeError(
+            f"{run_dir}: {what} {asked}", f"{stored}, as the run began", "use the same inputs, or another --run folder"
+        )
+
+
+def _perturbation(perturb: tuple[float, int] | None) -> dict[str, Any] | None:
+    return None if perturb is None else {"scale": perturb[0], "seed": perturb[1]}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

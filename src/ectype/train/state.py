@@ -1,0 +1,75 @@
+"""All that training changes: parameters, optimiser state, and how many updates were taken."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from ectype.model.decoder import parameter_shapes
+from ectype.recipe.spec import Recipe
+from ectype.train.optimizer import History, OptimizerState, init_optimizer
+from ectype.train.sharding import named, parameter_specs
+
+Tree = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """params: tree in the recipe's parameter dtype; optimizer: moments, count, history; step: int32 updates done."""
+
+    params: Tree
+    optimizer: OptimizerState
+    step: jax.Array
+
+
+def state_specs(recipe: Recipe, mesh: Mesh) -> TrainState:
+    """A `PartitionSpec` for each leaf of the state: moments lie with their parameters, scalars everywhere."""
+    params, whole = parameter_specs(parameter_shapes(recipe.model), mesh), PartitionSpec()
+    return TrainState(params, OptimizerState(params, params, whole, History(whole, whole, whole)), whole)
+
+
+def fresh_state(params: Tree, recipe: Recipe, mesh: Mesh) -> TrainState:
+    """The state before update 1, from step-0 weights [any dtype], laid out on `mesh`."""
+    specs = state_specs(recipe, mesh)
+    shardings = named(mesh, specs)
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, recipe.numerics.parameters), params)
+    params = jax.device_put(params, shardings.params)
+    start = partial(init_optimizer, optimizer=recipe.optimizer, moments_dtype=recipe.numerics.moments)
+    optimizer = jax.jit(start, out_shardings=shardings.optimizer)(params)
+    return TrainState(params, optimizer, jax.device_put(jnp.zeros((), jnp.int32), shardings.step))
+
+
+def perturbed(params: Tree, scale: float, seed: int) -> Tree:
+    """Each weight times 1 + `scale` * normal: a twin's step-0 weights."""
+    leaves, structure = jax.tree.flatten(params)
+    moved = []
+    for number, leaf in enumerate(leaves):
+        key = jax.random.fold_in(jax.random.key(seed), number)
+        noise = 1 + scale * jax.random.normal(key, leaf.shape, jnp.float32)
+        moved.append((leaf * noise).astype(leaf.dtype))
+    return jax.tree.unflatten(structure, moved)
+
+
+def optimizer_tree(optimizer: OptimizerState, step: jax.Array) -> Tree:
+    """The optimiser's state and the step as plain dicts, the form in which it is stored."""
+    return {
+        "first_moment": optimizer.first_moment,
+        "second_moment": optimizer.second_moment,
+        "count": optimizer.count,
+        "history": {
+            "losses": optimizer.history.losses,
+            "norms": optimizer.history.norms,
+            "count": optimizer.history.count,
+        },
+        "step": step,
+    }
+
+
+def from_optimizer_tree(tree: Tree) -> tuple[OptimizerState, jax.Array]:
+    """Inverse of `optimizer_tree`."""
+    state = OptimizerState(tree["first_moment"], tree["second_moment"], tree["count"], History(**tree["history"]))
+    return state, tree["step"]

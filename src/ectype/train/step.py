@@ -1,0 +1,163 @@
+"""One update as one compiled program. Every device works on its rows; sums over devices are explicit.
+
+Shapes: B rows of the global batch, L length, b rows of one device, m rows of one micro-batch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from ectype.model.decoder import forward, head_weight
+from ectype.model.loss import next_token_targets, summed_loss
+from ectype.recipe.placement import Placement
+from ectype.recipe.spec import Recipe
+from ectype.train import optimizer as optim
+from ectype.train.sharding import BATCH_AXES, split_axis
+from ectype.train.state import TrainState, state_specs
+
+Tree = Any
+WHOLE_WEIGHT = "whole_weight"
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeviceBatch:
+    """tokens int32 [B, L]; keep bool [B]; segment_ids int32 [B, L] or None; target_mask bool [B, L] or None."""
+
+    tokens: jax.Array
+    keep: jax.Array
+    segment_ids: jax.Array | None = None
+    target_mask: jax.Array | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Metrics:
+    """Of one update: losses in nats per counted token, the norm before clipping, and what was counted."""
+
+    loss: jax.Array
+    z_loss: jax.Array
+    grad_norm: jax.Array
+    skipped: jax.Array
+    loss_tokens: jax.Array
+
+
+def build_train_step(recipe: Recipe, placement: Placement, mesh: Mesh) -> Callable[..., tuple[TrainState, Metrics]]:
+    """`step(state, batch, learning_rate) -> (state, metrics)`, not yet jitted; rows split over the mesh.
+
+    The loss is the sum over all counted tokens of all micro-batches and devices, divided once by their number. Where
+    the recipe counts rejected windows, each adds its full length to that number, as OLMo-core does.
+    """
+    specs = state_specs(recipe, mesh)
+    local = partial(_local_gradients, recipe=recipe, placement=placement, specs=specs.params)
+
+    def step(state: TrainState, batch: DeviceBatch, learning_rate: jax.Array) -> tuple[TrainState, Metrics]:
+        rows = jax.tree.map(lambda _: PartitionSpec(BATCH_AXES), batch)
+        gradients, metrics = jax.shard_map(
+            local, mesh=mesh, in_specs=(specs.params, rows), out_specs=(specs.params, PartitionSpec()), check_vma=False
+        )(state.params, batch)
+        loss, norm, history = metrics.loss, metrics.grad_norm, state.optimizer.history
+        accepted = optim.accepts(history, loss, norm, recipe.optimizer.skip_step)
+        scale = optim.clip_scale(norm, recipe.optimizer.clip_norm)
+        params, optimizer = optim.adamw(
+            state.params, gradients, state.optimizer, recipe.optimizer, learning_rate, scale, accepted
+        )
+        optimizer = replace(optimizer, history=optim.remember(history, loss, norm))
+        return TrainState(params, optimizer, state.step + 1), replace(metrics, skipped=~accepted)
+
+    return step
+
+
+def _local_gradients(
+    params: Tree, batch: DeviceBatch, *, recipe: Recipe, placement: Placement, specs: Tree
+) -> tuple[Tree, Metrics]:
+    """The gradients summed over devices, split as the parameters are, and what was measured on the way."""
+    targets, mask = next_token_targets(batch.tokens, batch.keep)
+    if batch.target_mask is not None:
+        mask = mask * jnp.roll(batch.target_mask, -1, axis=1)
+    counted = jnp.sum(mask)
+    if recipe.loss.rejected_windows_count == "full":
+        counted += jnp.sum(~batch.keep) * batch.tokens.shape[1]
+    counted = jax.lax.psum(counted, BATCH_AXES)
+    objective = partial(_objective, recipe=recipe, placement=placement, specs=specs, counted=counted)
+    gradient = jax.grad(objective, has_aux=True)
+    rows = (batch.tokens, targets, mask, batch.segment_ids)
+    windows = batch.tokens.shape[0]
+    micro = placement.micro_batch_windows or windows
+    if micro == windows:
+        gradients, sums = gradient(params, rows)
+    else:
+        rows = jax.tree.map(lambda array: array.reshape(-1, micro, *array.shape[1:]), rows)
+        start = jax.tree.map(jnp.zeros_like, params), (jnp.zeros(()), jnp.zeros(()))
+
+        def accumulate(total: Tree, rows: Tree) -> tuple[Tree, None]:
+            return jax.tree.map(jnp.add, total, gradient(params, rows)), None
+
+        (gradients, sums), _ = jax.lax.scan(accumulate, start, rows)
+    gradients = jax.tree.map(partial(_sum_over_devices, dtype=recipe.numerics.gradient_reduction), gradients, specs)
+    loss, total = jax.lax.psum(sums, BATCH_AXES)
+    metrics = Metrics(loss, total - loss, _norm(gradients, specs), jnp.zeros((), bool), counted)
+    return gradients, metrics
+
+
+def _objective(params: Tree, rows: Tree, *, recipe: Recipe, placement: Placement, specs: Tree, counted: jax.Array):
+    """(objective / counted, (cross-entropy / counted, objective / counted)) of one micro-batch on one device."""
+    tokens, targets, mask, segment_ids = rows
+    gather = partial(_gather, specs=specs)
+    hidden_mLD = forward(
+        params, tokens, recipe.model,
+        compute_dtype=recipe.numerics.compute, segment_ids_BL=segment_ids,
+        block_tokens=placement.attention_block_tokens, remat=remat_of(placement), gather=gather,
+    )  # fmt: skip
+    head_VD = head_weight(
+        {part: gather(part, params[part]) for part in ("embedding", "head") if part in params}, recipe.model
+    )
+    total, cross_entropy = summed_loss(
+        hidden_mLD.reshape(-1, hidden_mLD.shape[-1]), head_VD, targets.reshape(-1), mask.reshape(-1),
+        recipe.loss.z_loss, placement.loss_chunk_tokens,
+    )  # fmt: skip
+    return total / counted, (cross_entropy / counted, total / counted)
+
+
+def remat_of(placement: Placement) -> Callable[[Any], Any]:
+    """What the backward pass of a block recomputes. Gathered weights always are: keeping them would undo the split."""
+    policies = jax.checkpoint_policies
+    if placement.remat == "full":
+        return partial(jax.checkpoint, policy=policies.nothing_saveable)
+    if placement.remat != "none":
+        return partial(jax.checkpoint, policy=policies.save_only_these_names(*placement.remat))
+    if placement.mesh.fsdp == 1:
+        return lambda function: function
+    return partial(jax.checkpoint, policy=policies.save_anything_except_these_names(WHOLE_WEIGHT))
+
+
+def _gather(part: str, tree: Tree, *, specs: Tree) -> Tree:
+    """Whole leaves of one part; their gradients come back split and summed over `fsdp`."""
+    stack_axes = 1 if part == "blocks" else 0
+
+    def whole(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
+        axis = split_axis(spec)
+        if axis is None:
+            return leaf
+        gathered = jax.lax.all_gather(leaf, "fsdp", axis=axis - stack_axes, tiled=True)
+        return jax.ad_checkpoint.checkpoint_name(gathered, WHOLE_WEIGHT)
+
+    return jax.tree.map(whole, tree, specs[part])
+
+
+def _sum_over_devices(gradient: jax.Array, spec: PartitionSpec, dtype: str) -> jax.Array:
+    """The sum over all devices; leaves that `fsdp` splits were already summed over it by their gather's transpose."""
+    axes = BATCH_AXES if split_axis(spec) is None else ("data",)
+    return jax.lax.psum(gradient.astype(dtype), axes)
+
+
+def _norm(gradients: Tree, specs: Tree) -> jax.Array:
+    """L2 norm over the whole tree, float32."""
+    split = jax.tree.map(lambda g, s: None if split_axis(s) is None else g, gradients, specs)
+    replicated = jax.tree.map(lambda g, s: g if split_axis(s) is None else None, gradients, specs)
+    return jnp.sqrt(jax.lax.psum(optim.squared_norm(split), "fsdp") + optim.squared_norm(replicated))
