@@ -6,6 +6,7 @@ from pathlib import Path
 from ectype import __version__
 from ectype.artifacts import write_bytes_atomic
 from ectype.compare.held_out_criteria import KL
+from ectype.report.checks import coverage_part, parity_part
 from ectype.report.judgement import criteria_part, verdict_part
 from ectype.report.measures import Part, divergence_part, domains_part, landmarks_part, training_part
 from ectype.report.page import page
@@ -52,6 +53,8 @@ def _parts(records: RunRecords) -> list[Part]:
         training_part(records.metrics, records.reference_log, records.differences, records.overlay, landmarks),
         domains_part(records.evaluations),
         divergence_part(records.evaluations, _kl_tolerance(records)),
+        coverage_part(records.audit),
+        parity_part(records.parity),
         provenance_part(records),
     ]
 

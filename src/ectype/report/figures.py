@@ -61,7 +61,7 @@ def training_loss(
     data = [
         _line(steps, reference_N[kept], "reference", "@reference", 5),
         _line(steps, ours_N[kept], "ours", "@ours", 1.6),
-        _line(steps, shown, "|ours − reference|", "@difference", 1.2, axis="y2", number_format=".2e"),
+        _dots(steps, shown, "|ours − reference|", "@difference"),
     ]
     shapes = [_vertical(step) for step in landmarks]
     if tolerance_nats is not None:
@@ -159,29 +159,30 @@ def kl_distribution(
         "height": 380,
         "xaxis": _axis("per-token KL, nats", log=True),
         "yaxis": _axis("share of tokens", percent=True),
-        "legend": {"title": {"text": "after update  ", "font": {"size": 13}}},
+        "legend": {"title": {"text": "after update", "side": "top", "font": {"size": 13}}},
     }
     return {"data": data, "layout": layout}
 
 
-def coverage(sources: Sequence[str], windows_by_times_read: Mapping[str, Sequence[int]]) -> Figure:
-    """For each source of the corpus, its windows by how often the run read them, as bars laid end to end."""
-    roles = ("@bare", "@one", "@two", "@three")
+def coverage(passes: Sequence[str], windows_by_fate: Mapping[str, Sequence[int]]) -> Figure:
+    """For each pass over the corpus, its windows by what became of them, as bars laid end to end."""
+    roles = ("@one", "@four", "@bad", "@bare", "@bare-faint")
     data = [
         {
             "type": "bar",
             "orientation": "h",
             "name": times,
-            "y": list(sources),
+            "y": list(passes),
             "x": list(counts),
-            "marker": {"color": roles[place % 4], "line": {"color": "@surface", "width": 1}},
+            "marker": {"color": roles[place % 5], "line": {"color": "@surface", "width": 1}},
             "hovertemplate": "%{y}: %{x:,} windows<extra>%{fullData.name}</extra>",
         }
-        for place, (times, counts) in enumerate(windows_by_times_read.items())
+        for place, (times, counts) in enumerate(windows_by_fate.items())
     ]
     layout = {
-        "height": 150 + 34 * len(sources),
+        "height": 150 + 40 * len(passes),
         "barmode": "stack",
+        "legend": {"traceorder": "normal"},
         "hovermode": "closest",
         "xaxis": _axis("windows"),
         "yaxis": {"autorange": "reversed", "showgrid": False, "automargin": True, "ticksuffix": "  "},
@@ -210,6 +211,13 @@ def _line(
         "line": {"color": role, "width": width, "dash": dash},
         "hovertemplate": f"%{{y:{number_format}}}<extra>%{{fullData.name}}</extra>",
     }
+
+
+def _dots(x: np.ndarray, y: np.ndarray, name: str, role: str) -> Figure:
+    """Marks on the second axis, for values that may be zero and then have no place on its logarithmic scale."""
+    marks = _line(x, y, name, role, 0, axis="y2", number_format=".2e")
+    del marks["line"]
+    return marks | {"mode": "markers", "marker": {"color": role, "size": 3.5, "opacity": 0.75}}
 
 
 def _ramp(place: int, count: int) -> str:

@@ -36,9 +36,8 @@ def verdict_part(records: RunRecords) -> Part:
     else:
         tone = _TONES.get(verdict.answer, "none")
         heading, reason = verdict.answer[:1].upper() + verdict.answer[1:], _sentence(verdict.reason)
-        more = (
-            f"{_second_sentence(verdict.answer, verdict.criteria)} Comparable step by step: {escape(verdict.horizon)}."
-        )
+        behind = _second_sentence(verdict.answer, verdict.criteria)
+        more = f"{behind} Horizon of the comparison step by step: {escape(verdict.horizon)}."
     markup = (
         f'<section id="verdict" aria-labelledby="verdict-title"><div class="verdict {tone}">'
         f'<div class="sign">{icon(tone)}</div><h2 id="verdict-title">{escape(heading)}</h2>'
@@ -133,7 +132,7 @@ def _tiles(records: RunRecords) -> str:
         tiles += [
             _tile("Held-out loss difference", number(difference), f"nats per token, {when}"),
             _tile("Mean token KL", number(last.overall.kl_mean), f"nats, {when}"),
-            _tile("Top-1 agreement", percent(last.overall.top1_agreement), f"of {last.overall.targets:,} tokens"),
+            _tile("Top-1 agreement", percent(last.overall.top1_agreement, 3), f"of {last.overall.targets:,} tokens"),
         ]
     return f'<dl class="tiles">{"".join(tiles)}</dl>'
 
@@ -191,7 +190,10 @@ def _limit(criterion: Criterion) -> str:
 
 
 def _bare(criterion: Criterion, value: float | None) -> str:
-    return percent(value, 3) if criterion.name == TOP1 else number(value)
+    """A value in its unit's form; the end of an interval of an agreement stops at all."""
+    if criterion.name == TOP1:
+        return percent(None if value is None else min(value, 1.0), 3)
+    return number(value)
 
 
 def _value(criterion: Criterion, value: float | None) -> str:

@@ -15,6 +15,9 @@ from ectype.report.figures import Figure
 from ectype.report.markup import Cell, Column, Html, bound, definitions, fixed, missing, number, percent, section, table
 from ectype.report.markup import figure as plot
 
+_NEARLY_ALL = 0.99
+"""Share of tokens in the lowest bin from which on a distribution has no shape to show."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -50,7 +53,8 @@ def training_part(
     )
     described = (
         f"Top: the reference as a broad band, ours as a thin line on it, over {overlay.steps_compared:,} updates. "
-        "Bottom: the size of their difference; dotted lines are landmarks."
+        "Bottom: the size of their difference, one dot per update; updates whose losses are equal have none. Dotted "
+        "lines are landmarks."
     )
     warning = f'<p class="note" role="note">{escape(overlay.warning)}</p>' if overlay.warning else ""
     facts = _training_facts(differences, overlay)
@@ -202,14 +206,17 @@ def divergence_part(evaluations: Mapping[int, Evaluation], tolerance_nats: float
         "largest": [_float(s.kl_max) for s in overall],
     }
     shares, lowest, per_decade = _kl_shares(evaluations)
+    unmoved = [step for step, found in shares.items() if found[0] > _NEARLY_ALL]
     drawn = {
         "kl-landmarks": figures.kl_by_landmark(steps, levels, tolerance_nats),
-        "kl-distribution": figures.kl_distribution(shares, lowest, per_decade),
+        "kl-distribution": figures.kl_distribution(
+            {step: found for step, found in shares.items() if step not in unmoved}, lowest, per_decade
+        ),
     }
-    places = (
-        plot("kl-landmarks", "At each landmark", "A level of exactly zero has no place on the logarithmic axis.")
-        + plot("kl-distribution", "Over tokens", "Share of held-out tokens by size of their KL; ten steps to a decade.")
-    )  # fmt: skip
+    left_out = "".join(f" Update {step:,} is left out: nearly all of its KL is 0." for step in unmoved)
+    places = plot("kl-landmarks", "At each landmark", "A level of exactly zero has no place on the logarithmic axis.")
+    shown = f"Share of held-out tokens by size of their KL; ten steps to a decade.{left_out}"
+    places += plot("kl-distribution", "Over tokens", shown)
     return Part("kl", "Token KL", section("kl", title, lead, f'<div class="plots">{places}</div>'), drawn)
 
 

@@ -1,0 +1,39 @@
+"""`ectype demo`: reproduce the bundled run and say whether it is the same model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ectype.cli.output import JSON_OPTION, ProgressBar, emit, verb
+
+
+@verb
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for everything that the demo writes.")] = Path("runs/demo"),
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> int:
+    """Reproduce the bundled OLMo-core run, compare it with the original and write a report.
+
+    Takes a few minutes on two cores. Stopped, the same command goes on. Example: ectype demo --out runs/demo
+    """
+    import sys
+
+    from ectype.demo.run import run_demo
+
+    with ProgressBar() as progress:
+        ended = run_demo(out, say=lambda line: print(line, file=sys.stderr), progress=progress)
+    verdict = ended.verdict
+    result = {
+        "verdict": verdict.answer,
+        "reason": verdict.reason,
+        "seconds": round(ended.seconds, 1),
+        "run": str(ended.run_dir),
+        "report": str(ended.report),
+    }
+
+    def show() -> None:
+        print(f"\n{verdict.answer}: {verdict.reason}\nreport: {ended.report}")
+
+    emit(result, json_output, show)
+    return verdict.exit_code
