@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ectype.cli.output import JSON_OPTION, ProgressBar, console, emit, verb
+from ectype.cli.output import JSON_OPTION, ProgressBar, emit, verb
 from ectype.errors import EXIT_NEGATIVE, EctypeError
 
 if TYPE_CHECKING:
@@ -274,24 +274,14 @@ def _show_report(result: dict[str, Any]) -> None:
 
 
 def _show_audit(result: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"{result['steps']:,} steps: windows by how often they are read")
-    for name in ("phase", "epoch", "windows", "once", "twice or more", "unread", "of it tail", "not reached", "missed"):
-        table.add_column(name, justify="right")
-    keys = (
-        "phase",
-        "epoch",
-        "windows",
-        "read_once",
-        "read_twice",
-        "unread",
-        "unread_dropped_tail",
-        "unread_not_reached",
-    )
     for epoch in result["epochs"]:
-        table.add_row(*(f"{epoch[key]:,}" for key in (*keys, "missed")))
-    console().print(table)
+        phase = f"phase {epoch['phase']}, " if len({e["phase"] for e in result["epochs"]}) > 1 else ""
+        print(
+            f"{phase}epoch {epoch['epoch']}, {epoch['steps']:,} steps: of {epoch['windows']:,} windows "
+            f"{epoch['read_once']:,} read once, {epoch['read_twice']:,} read twice or more, {epoch['unread']:,} unread "
+            f"({epoch['unread_dropped_tail']:,} dropped tail, {epoch['unread_not_reached']:,} not reached, "
+            f"{epoch['missed']:,} missed)"
+        )
     for fault in result["faults"]:
         hosts = ", ".join(map(str, fault["hosts"])) or "unknown"
         windows = f"; windows {fault['windows']}" if fault["windows"] else ""

@@ -79,7 +79,9 @@ class Loader:
         self._starved_after_seconds = starved_after_seconds
         self._batches: queue.Queue[Any] = queue.Queue(maxsize=max(1, prefetch))
         self._stop = threading.Event()
-        self._iterator = _grain_iterator(reader, first_batch, end_batch, workers, prefetch)
+        self._iterator: Any = map(reader.read, range(first_batch, end_batch))
+        if workers and end_batch > first_batch:
+            self._iterator = _grain_batches(reader, first_batch, end_batch, workers, prefetch)
         self._thread = threading.Thread(target=self._feed, name="ectype-loader", daemon=True)
         self._thread.start()
 
@@ -114,7 +116,7 @@ class Loader:
         if self._stop.is_set():
             return
         self._stop.set()
-        if self._workers:
+        if isinstance(self._iterator, _FromGrain):
             self._iterator.close()
         self._thread.join(timeout=5)
 
@@ -175,7 +177,7 @@ def open_loader(
     Args:
         rows: global row numbers this process reads (`process_rows`); None: all.
         end_batch: the first batch not to read (the run's last step); None: no end.
-        workers: Grain reading processes; 0 reads in a thread of this process.
+        workers: Grain reading processes; 0 reads in a thread of this process, without Grain.
         prefetch: batches that each worker, or the thread, holds ready.
 
     Raises:
@@ -203,25 +205,20 @@ class _Batches:
         return values | {"keep": batch.keep} | {key: value for key, value in optional.items() if value is not None}
 
 
-def _grain_iterator(reader: BatchReader, first: int, end: int, workers: int, prefetch: int) -> Any:
-    if end <= first:
-        return iter(())
+def _grain_batches(reader: BatchReader, first: int, end: int, workers: int, prefetch: int) -> "_FromGrain":
     import grain
     from absl import flags
 
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()  # Grain's workers read absl flags, which a program without absl never parses.
-    # No reading threads of Grain's own: the queue above and the workers' buffers do the reading ahead and bound it.
+    # No reading threads of Grain's own: its workers' buffers and the loader's queue read ahead, and bound the memory.
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     batches = grain.MapDataset.source(_Batches(reader, first, end)).to_iter_dataset(options)
-    if workers:
-        # Arrays travel through pipes: shared memory is 64 MB in a plain container, and a killed worker leaks it.
-        through_pipes = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
-        batches = grain.experimental.WithOptionsIterDataset(batches, through_pipes)
-        batches = batches.mp_prefetch(
-            grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=max(1, prefetch))
-        )
-    return _FromGrain(iter(batches))
+    # Arrays travel through pipes: shared memory is 64 MB in a plain container, and a killed worker leaks it.
+    through_pipes = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
+    batches = grain.experimental.WithOptionsIterDataset(batches, through_pipes)
+    buffers = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=max(1, prefetch))
+    return _FromGrain(iter(batches.mp_prefetch(buffers)))
 
 
 class _FromGrain:
