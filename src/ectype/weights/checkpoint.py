@@ -117,6 +117,7 @@ def load_weights(
         refuse_other_model(path, stored_model, model)
     expected = expected_leaves(stored_model, meta["dtype"])
     refuse_differences(path, differences(expected, store.read_leaves(path / WEIGHTS_ITEM)))
+    refuse_differences(path, store.damaged_chunks(path / WEIGHTS_ITEM))
     if shardings is None:
         shardings = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     placed = tree.flatten(shardings) if isinstance(shardings, Mapping) else dict.fromkeys(expected, shardings)

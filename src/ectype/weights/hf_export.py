@@ -103,9 +103,9 @@ def export_weights(
                 "the bytes that were imported", "the checkpoint is damaged: import it anew",
             )  # fmt: skip
         _write_side_files(plan, journal.folder, like)
+        if padded_rows is not None:
+            _write_padded_rows(plan, padded_rows)
         journal.commit()
-    if padded_rows is not None:
-        _write_padded_rows(plan, padded_rows)
     return {
         "output": str(output), "family": plan.config["model_type"], "dtype": plan.dtype.name,
         "tensors": len(plan.names), "bytes": sum(place.size_bytes for place in plan.places.values()),
@@ -122,6 +122,7 @@ def _plan(
     model = model_of(meta, checkpoint)
     found = store.read_leaves(checkpoint / WEIGHTS_ITEM)
     refuse_differences(checkpoint, differences(expected_leaves(model, meta["dtype"]), found))
+    refuse_differences(checkpoint, store.damaged_chunks(checkpoint / WEIGHTS_ITEM))
     source = meta.get("source") or {}
     donor = read_json(like / "config.json", "folder to imitate") if like else source.get("config") or {}
     length = max_length_tokens or donor.get("max_position_embeddings") or meta.get("sequence_length_tokens")

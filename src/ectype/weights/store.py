@@ -84,7 +84,8 @@ def open_array(folder: Path, path: LeafPath) -> tensorstore.TensorStore:
 
 def read_chunk(array: tensorstore.TensorStore) -> tuple[int, ...]:
     """Shape of what must be read together."""
-    return tuple(array.chunk_layout.read_chunk.shape or array.shape)
+    chunk = array.chunk_layout.read_chunk.shape or array.shape
+    return tuple(length or whole for length, whole in zip(chunk, array.shape, strict=True))
 
 
 def read_leaves(folder: Path) -> dict[LeafPath, Leaf]:
@@ -100,37 +101,48 @@ def read_leaves(folder: Path) -> dict[LeafPath, Leaf]:
     return leaves
 
 
+def damaged_chunks(folder: Path) -> list[str]:
+    """Chunk files of an import that are absent or of another length than their chunk, by path within `folder`.
+
+    Empty for Orbax's own checkpoints, which have no file per chunk.
+    """
+    if _description(folder).get("use_ocdbt", True):
+        return []
+    problems = []
+    for path in read_leaves(folder):
+        array = open_array(folder, path)
+        chunk = read_chunk(array)
+        expected = int(np.prod(chunk, dtype=np.int64)) * array.dtype.numpy_dtype.itemsize
+        for index in np.ndindex(*(-(-length // part) for length, part in zip(array.shape, chunk, strict=True))):
+            name = f"{tree.dotted(path)}/{'.'.join(map(str, index))}"
+            size = (folder / name).stat().st_size if (folder / name).is_file() else None
+            if size != expected:
+                problems.append(f"{name} is missing" if size is None else f"{name} has {size} bytes, not {expected}")
+    return problems
+
+
 def describe_to_orbax(folder: Path, leaves: Mapping[LeafPath, Leaf]) -> None:
     """Let Orbax write its tree metadata for arrays that already lie in `folder`."""
-    registry = type_handlers.create_type_handler_registry((Leaf, _InPlace()))
-    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, type_handler_registry=registry)
     absl = logging.getLogger("absl")
     level = absl.level
     absl.setLevel(logging.ERROR)  # Orbax warns that it finds no jax.Array, which is what we mean.
     try:
+        registry = type_handlers.create_type_handler_registry((Leaf, _InPlace()))
+        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, type_handler_registry=registry)
         handler.save(epath.Path(folder), args=ocp.args.PyTreeSave(tree.unflatten(leaves)))
         handler.finalize(epath.Path(folder))
     finally:
         absl.setLevel(level)
 
 
-class _InPlace(type_handlers.TypeHandler):
+class _InPlace(type_handlers.NumpyHandler):
     """Tells Orbax that a `Leaf` is an array which is already on disk where Orbax would put it."""
-
-    def typestr(self) -> str:
-        return "np.ndarray"
 
     async def serialize(self, values: Any, infos: Any, args: Any = None) -> list[Any]:
         for info in infos:
             if not (Path(info.path) / ".zarray").is_file():
                 raise FileNotFoundError(f"no array at {info.path}")
         return []
-
-    async def metadata(self, infos: Any) -> Any:
-        raise NotImplementedError("only used to save")
-
-    async def deserialize(self, infos: Any, args: Any = None) -> Any:
-        raise NotImplementedError("only used to save")
 
 
 def _description(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,174 @@
+"""`ectype weights`: Hugging Face folders to checkpoints and back, and proof that both compute the same."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ectype.cli.output import JSON_OPTION, ProgressBar, console, emit, verb
+from ectype.errors import EXIT_DONE, EXIT_NEGATIVE, EctypeError
+
+app = typer.Typer(help="Import, export and compare weights.", no_args_is_help=True)
+DTYPE_HELP = "float32, bfloat16 or float16. Default: as stored."
+
+
+@app.command("import")
+@verb
+def import_(
+    hf_dir: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors.")],
+    out: Annotated[Path, typer.Argument(help="Checkpoint to write; must not exist.")],
+    dtype: Annotated[str | None, typer.Option(help=DTYPE_HELP)] = None,
+    padded_rows: Annotated[Path | None, typer.Option(help="Side file with the vocabulary rows HF_DIR lacks.")] = None,
+    trained_rows: Annotated[
+        int | None, typer.Option(help="Draw the rows up to this count as at initialisation.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of drawn rows.")] = 0,
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Convert a Hugging Face folder into a checkpoint; a killed import resumes.
+
+    Example: ectype weights import hf/step0 checkpoints/step0 --padded-rows padded_rows/step0.safetensors
+    """
+    from ectype.weights.hf_import import import_weights
+
+    with ProgressBar() as bar:
+        result = import_weights(
+            hf_dir, out, dtype=_known(dtype), padded_rows=padded_rows, trained_rows=trained_rows, seed=seed,
+            progress=bar,
+        )  # fmt: skip
+
+    def show() -> None:
+        print(f"{out}: {result['family']}, {result['parameters']:,} parameters, {_moved(result)}")
+        if result["padded_rows"]:
+            origin = result["padded_rows"]
+            drawn = f"drawn with seed {origin.get('seed')}, not the reference's own"
+            print(
+                f"rows {result['vocab_size']}..{result['rows'] - 1}: "
+                + (drawn if origin["from"] == "drawn" else f"from {origin['file']}")
+            )
+        print("optimiser state: none; a Hugging Face folder holds weights only")
+
+    emit(result, json_output, show)
+
+
+@app.command()
+@verb
+def export(
+    ckpt: Annotated[Path, typer.Argument(help="Checkpoint, or a run folder (its newest checkpoint).")],
+    out_dir: Annotated[Path, typer.Argument(help="Hugging Face folder to write; must not exist.")],
+    dtype: Annotated[str | None, typer.Option(help=DTYPE_HELP)] = None,
+    like: Annotated[Path | None, typer.Option(help="Hugging Face folder to take tokenizer files and ids from.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="max_position_embeddings to state, in tokens.")] = None,
+    padded_rows: Annotated[Path | None, typer.Option(help="Side file for the rows past the vocabulary.")] = None,
+    shard_bytes: Annotated[int, typer.Option(help="Largest safetensors file.")] = 5_000_000_000,
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Convert a checkpoint into a Hugging Face folder that transformers loads; a killed export resumes.
+
+    Example: ectype weights export runs/calm hf/calm --like hf/step0
+    """
+    from ectype.weights.hf_export import export_weights
+    from ectype.weights.load import find_checkpoint
+
+    with ProgressBar() as bar:
+        result = export_weights(
+            find_checkpoint(ckpt), out_dir, dtype=_known(dtype), like=like, max_length_tokens=max_length,
+            padded_rows=padded_rows, shard_bytes=shard_bytes, progress=bar,
+        )  # fmt: skip
+
+    def show() -> None:
+        print(f"{out_dir}: {result['family']}, {result['tensors']} tensors, {_moved(result)}")
+        if result["rows_left_out"]:
+            kept = f"kept in {padded_rows}" if padded_rows else "left out; --padded-rows keeps them"
+            print(f"{result['rows_left_out']} rows past the vocabulary: {kept}")
+
+    emit(result, json_output, show)
+
+
+@app.command()
+@verb
+def parity(
+    ckpt: Annotated[Path, typer.Argument(help="Checkpoint, or a run folder (its newest checkpoint).")],
+    hf_dir: Annotated[Path, typer.Argument(help="Hugging Face folder that transformers runs as the reference.")],
+    dtype: Annotated[str, typer.Option(help="Element type of our computation: float32 or bfloat16.")] = "float32",
+    tokens: Annotated[Path | None, typer.Option(help="Token ids: JSON list, .npy, or headerless token file.")] = None,
+    text: Annotated[str | None, typer.Option(help="Text, by the tokenizer in HF_DIR.")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens to compare. Default: over twice the window.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random tokens, when neither file nor text is given.")] = 0,
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> int:
+    """Compare logits with transformers at every position; exit 1 and the first differing tensor when they part.
+
+    Needs the extra `reference`. Example: ectype weights parity checkpoints/step0 hf/step0 --dtype bfloat16
+    """
+    if dtype not in ("float32", "bfloat16"):
+        raise EctypeError(f"--dtype {dtype}", "float32 or bfloat16", "choose one of the two")
+    from ectype.weights import sample_tokens
+    from ectype.weights.checkpoint import model_of, read_meta
+    from ectype.weights.load import find_checkpoint
+    from ectype.weights.parity import measure_parity
+    from ectype.weights.reference_model import versions
+
+    versions()
+    checkpoint = find_checkpoint(ckpt)
+    model = model_of(read_meta(checkpoint), checkpoint)
+    if tokens is not None:
+        ids = sample_tokens.read_tokens(tokens, model, length)
+    elif text is not None:
+        ids = sample_tokens.encode_text(hf_dir, text, length)
+    else:
+        ids = sample_tokens.random_tokens(model, length or sample_tokens.default_length(model), seed)
+    with ProgressBar() as bar:
+        result = measure_parity(checkpoint, hf_dir, ids, dtype=dtype, progress=bar)
+    emit(result, json_output, lambda: _show_parity(result))
+    return EXIT_DONE if result["same"] else EXIT_NEGATIVE
+
+
+def _show_parity(result: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table("", "measured", "tolerance", box=None, pad_edge=False)
+    limits, exact = result["tolerances"], result["dtype"] == "float32"
+    ratio = limits["bfloat16_kl_ratio"]
+    table.add_row("KL(reference ‖ ours), mean", _number(result["kl_mean"]), "" if exact else f"≤ {ratio} × theirs")
+    if not exact:
+        table.add_row("transformers' own, mean", _number(result["reference_kl_mean"]), "")
+    table.add_row("KL, 99th percentile", _number(result["kl_p99"]), "")
+    table.add_row("KL, largest", _number(result["kl_max"]), f"≤ {limits['kl_max']:g}" if exact else "")
+    limit = f"≤ {limits['logit_difference_max']:g}" if exact else ""
+    table.add_row("|Δlogit|, largest", _number(result["logit_difference_max"]), limit)
+    table.add_row("|Δlogit|, mean", _number(result["logit_difference_mean"]), "")
+    top1 = result["top1_agreement"]
+    table.add_row("top-1 agreement", _number(top1), f"≥ {limits['top1_agreement']:g}" if exact else "")
+    worst = max(result["layers"], key=lambda row: row["relative_error"] or float("inf"))
+    table.add_row(f"largest drift: layer {worst['layer']}", _number(worst["relative_error"]), "")
+    out = console()
+    out.print("[bold green]same[/]" if result["same"] else "[bold red]not the same[/]", end="")
+    transformers = result["versions"]["transformers"]
+    out.print(f"  {result['dtype']}, {result['length_tokens']} tokens, against transformers {transformers} in float32")
+    out.print(table)
+    if result["window_tokens"] and result["length_tokens"] <= 2 * result["window_tokens"]:
+        out.print(f"note: not over twice the window of {result['window_tokens']} tokens, so masks are barely tested")
+    if result["first_fault"]:
+        fault = result["first_fault"]
+        place = "outside the layers" if fault["layer"] is None else f"layer {fault['layer']}"
+        names = f": {', '.join(fault['tensors'])}" if fault["tensors"] else ""
+        out.print(f"first to part: {place}, {fault['group']}{names} (relative {_number(fault['relative_error'])})")
+    elif not result["same"]:
+        out.print("no single tensor parts on equal inputs: rounding that adds up over layers")
+
+
+def _number(value: float | None) -> str:
+    return "NaN" if value is None else f"{value:.4g}"
+
+
+def _moved(result: dict[str, Any]) -> str:
+    rate = result["bytes"] / 1e6 / max(result["seconds"], 1e-9)
+    resumed = f", {result['resumed_units']} units taken over" if result["resumed_units"] else ""
+    return f"{result['dtype']}, {result['bytes']:,} bytes in {result['seconds']:.1f} s ({rate:.0f} MB/s{resumed})"
+
+
+def _known(dtype: str | None) -> str | None:
+    if dtype not in (None, "float32", "bfloat16", "float16"):
+        raise EctypeError(f"--dtype {dtype}", "float32, bfloat16 or float16", "choose one of these")
+    return dtype

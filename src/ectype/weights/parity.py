@@ -1,0 +1,212 @@
+"""Parity of a checkpoint with transformers: logits everywhere, drift by layer, and the tensor that is to blame.
+
+Both sides run layer by layer, so memory holds one layer's weights of each, not two models.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ectype.errors import EctypeError
+from ectype.progress import Progress, silent
+from ectype.recipe.spec import Model
+from ectype.weights import layerwise, reference_model
+from ectype.weights.agreement import Agreement, compare_logits, relative_error, summarise
+from ectype.weights.checkpoint import WEIGHTS_ITEM, model_of, read_meta, refuse_other_model
+from ectype.weights.hf_config import read_config
+from ectype.weights.reference_model import Recording, Reference
+from ectype.weights.tree import Tree, dotted
+
+_CHUNK_POSITIONS = 128
+LOCAL_TOLERANCE = 1e-4
+"""Largest relative difference of one float32 product or layer on equal inputs: rounding stays a hundred times below."""
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """float32: absolute bounds. bfloat16: our KL may be this multiple of Hugging Face's own bfloat16 KL."""
+
+    logit_difference_max: float = 1e-4
+    kl_max: float = 1e-8
+    top1_agreement: float = 1.0
+    bfloat16_kl_ratio: float = 1.1
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Where the two first part on equal inputs. `tensors` are tree paths within the layer."""
+
+    layer: int | None
+    group: str
+    tensors: tuple[str, ...]
+    relative_error: float | None
+
+
+def measure_parity(
+    checkpoint: Path,
+    folder: Path,
+    tokens_L: np.ndarray,
+    *,
+    dtype: str = "float32",
+    tolerances: Tolerances | None = None,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Compare a checkpoint with a Hugging Face folder on one sequence, over all positions and the real vocabulary.
+
+    Args:
+        checkpoint: an Ectype checkpoint.
+        folder: the Hugging Face folder that transformers runs, in float32 (the reference).
+        tokens_L: token ids [L].
+        dtype: element type of our computation. With bfloat16, transformers runs in bfloat16 too, for its own distance.
+        tolerances: None for the documented ones.
+
+    Returns:
+        `same` (the verdict), the figures of `agreement.summarise`, `layers` (drift of the hidden states), and
+        `first_fault` (None, or a `Fault` as a dict) when not the same.
+    """
+    tolerances = tolerances or Tolerances()
+    versions = reference_model.versions()
+    model = model_of(read_meta(checkpoint), checkpoint)
+    reference_model.refuse_version(versions["transformers"], model)
+    _check_comparable(checkpoint, folder, model, tokens_L)
+    weights = checkpoint / WEIGHTS_ITEM
+    reference = reference_model.open_reference(folder, "float32")
+    recording = reference_model.run_reference(reference, tokens_L, keep_hidden=True)
+    final, layers = _run_ours(weights, model, tokens_L, dtype, recording, progress)
+    ours, theirs = _compare_heads(weights, model, folder, tokens_L, dtype, final, reference, recording)
+    figures = summarise(ours)
+    figures |= {"reference_kl_mean": summarise(theirs)["kl_mean"] if theirs else None}
+    same = _within(figures, dtype, tolerances)
+    fault = None if same else _first_fault(weights, model, tokens_L, reference, recording)
+    windows = [window for window in model.window_pattern if window is not None]
+    return {
+        "same": same, **figures, "dtype": dtype, "length_tokens": len(tokens_L),
+        "window_tokens": max(windows, default=None), "vocab_size": model.vocab_size, "layers": layers,
+        "first_fault": asdict(fault) if fault else None, "tolerances": asdict(tolerances), "versions": versions,
+    }  # fmt: skip
+
+
+def _check_comparable(checkpoint: Path, folder: Path, model: Model, tokens_L: np.ndarray) -> None:
+    theirs = read_config(folder).model
+    same_layers = theirs.n_layers == model.n_layers and all(
+        theirs.layer_window(layer) == model.layer_window(layer) for layer in range(model.n_layers)
+    )
+    if same_layers:
+        theirs = theirs.model_copy(update={"window_pattern": model.window_pattern})
+    refuse_other_model(checkpoint, model, theirs.model_copy(update={"trained_rows": model.trained_rows}))
+    if tokens_L.ndim != 1 or len(tokens_L) < 2 or tokens_L.min() < 0 or tokens_L.max() >= model.vocab_size:
+        raise EctypeError(
+            f"tokens of shape {list(tokens_L.shape)} from {tokens_L.min(initial=0)} to {tokens_L.max(initial=0)}",
+            f"one row of at least 2 ids below {model.vocab_size}", "use tokens of this model's tokenizer",
+        )  # fmt: skip
+
+
+def _run_ours(
+    weights: Path, model: Model, tokens_L: np.ndarray, dtype: str, recording: Recording, progress: Progress
+) -> tuple[jax.Array, list[dict[str, Any]]]:
+    """Our final hidden states [L, D] in `dtype`, and the drift of the hidden states after each layer."""
+    hidden = layerwise.embed(weights, tokens_L[None], dtype)
+    layers = []
+    for layer in range(model.n_layers):
+        params = layerwise.read_layer(weights, model, layer)
+        hidden = layerwise.apply_layer(params, hidden, model, model.layer_window(layer))
+        ours, theirs = np.asarray(hidden[0], np.float32), recording.hidden[layer + 1]
+        row = {"relative_error": relative_error(theirs, ours), "difference_max": float(np.abs(theirs - ours).max())}
+        layers.append({"layer": layer} | {key: value if np.isfinite(value) else None for key, value in row.items()})
+        progress("parity, layers", layer + 1, model.n_layers)
+    return layerwise.final_norm(weights, hidden, model)[0], layers
+
+
+def _compare_heads(
+    weights: Path, model: Model, folder: Path, tokens_L: np.ndarray, dtype: str, final: jax.Array,
+    reference: Reference, recording: Recording,
+) -> tuple[list[Agreement], list[Agreement]]:  # fmt: skip
+    """Agreement with the float32 reference of our logits, and of transformers' own in a lower `dtype`."""
+    reference_head, our_head = reference_model.fill_head(reference), layerwise.read_head(weights, model)
+    lower_head, lower_final = None, None
+    if dtype != "float32":
+        lower = reference_model.open_reference(folder, dtype)
+        lower_final = reference_model.run_reference(lower, tokens_L, keep_hidden=False).final
+        lower_head = reference_model.fill_head(lower)
+    ours, theirs = [], []
+    for first in range(0, len(tokens_L), _CHUNK_POSITIONS):
+        span = slice(first, first + _CHUNK_POSITIONS)
+        expected = reference_model.reference_logits(reference_head, recording.final[span])
+        ours.append(compare_logits(expected, np.asarray(layerwise.apply_head(our_head, final[span], model))))
+        if lower_head is not None and lower_final is not None:
+            theirs.append(compare_logits(expected, reference_model.reference_logits(lower_head, lower_final[span])))
+    return ours, theirs
+
+
+def _within(figures: dict[str, Any], dtype: str, tolerances: Tolerances) -> bool:
+    if figures["nan"]:
+        return False
+    if dtype != "float32":
+        return figures["kl_mean"] <= tolerances.bfloat16_kl_ratio * figures["reference_kl_mean"]
+    return (
+        figures["logit_difference_max"] <= tolerances.logit_difference_max
+        and figures["kl_max"] <= tolerances.kl_max
+        and figures["top1_agreement"] >= tolerances.top1_agreement
+    )
+
+
+def _first_fault(
+    weights: Path, model: Model, tokens_L: np.ndarray, reference: Reference, recording: Recording
+) -> Fault | None:
+    """The first place where ours and theirs part although both get the reference's input, in float32."""
+    embedded = np.asarray(layerwise.embed(weights, tokens_L[None], "float32")[0])
+    error = relative_error(recording.hidden[0], embedded)
+    if not error <= LOCAL_TOLERANCE:
+        return _fault(None, "embedding", ("embedding.weight",), error)
+    for layer in range(model.n_layers):
+        params = layerwise.read_layer(weights, model, layer)
+        given = jnp.asarray(recording.hidden[layer])[None]
+        ours = layerwise.apply_layer(params, given, model, model.layer_window(layer))
+        error = relative_error(recording.hidden[layer + 1], np.asarray(ours[0]))
+        if not error <= LOCAL_TOLERANCE:
+            return _fault_in_layer(params, model, layer, reference, recording, error)
+    normed = layerwise.final_norm(weights, jnp.asarray(recording.hidden[-1])[None], model)
+    error = relative_error(recording.final.numpy(), np.asarray(normed[0]))
+    if not error <= LOCAL_TOLERANCE:
+        return _fault(None, "norm", ("norm.weight",), error)
+    expected = reference_model.reference_logits(reference_model.fill_head(reference), recording.final)
+    ours = layerwise.apply_head(layerwise.read_head(weights, model), jnp.asarray(recording.final.numpy()), model)
+    error = relative_error(expected, np.asarray(ours))
+    name = "embedding.weight" if model.tied_head else "head.weight"
+    return None if error <= LOCAL_TOLERANCE else _fault(None, "head", (name,), error)
+
+
+def _fault_in_layer(
+    params: Tree, model: Model, layer: int, reference: Reference, recording: Recording, layer_error: float
+) -> Fault:
+    """Blame every tensor whose own product differs on the reference's input, or else rotation and mask."""
+    seen = reference_model.probe_layer(reference, recording, layer, model)
+    blamed = {}
+    for path, (given, expected) in seen.items():
+        error = relative_error(expected, np.asarray(layerwise.apply_tensor(params, path, jnp.asarray(given), model)))
+        if not error <= LOCAL_TOLERANCE:
+            blamed[path] = error
+    if blamed:
+        group = "mlp" if all(path[0] == "mlp" for path in blamed) else next(iter(blamed))[0]
+        return _fault(layer, group, tuple(dotted(path) for path in blamed), max(blamed.values()))
+    window = model.layer_window(layer)
+    ours = layerwise.rotary(len(recording.hidden[0]), model, window)
+    errors = [relative_error(*pair) for pair in zip(reference_model.rotary_of(recording, layer), ours, strict=True)]
+    if not max(errors) <= LOCAL_TOLERANCE:
+        return _fault(layer, "rotary", (), max(errors))
+    normed = [seen.get(("attention", f"{name}_norm"), seen[("attention", name)])[1] for name in ("query", "key")]
+    value, context = seen[("attention", "value")][1], seen[("attention", "output")][0]
+    length = value.shape[1]
+    query, key, value = (jnp.asarray(array).reshape(1, length, -1) for array in (*normed, value))
+    error = relative_error(context, np.asarray(layerwise.attend(query, key, value, model, window)))
+    if not error <= LOCAL_TOLERANCE:
+        return _fault(layer, "attention mask", (), error)
+    return _fault(layer, "residual or order of operations", (), layer_error)
+
+
+def _fault(layer: int | None, group: str, tensors: tuple[str, ...], error: float) -> Fault:
+    return Fault(layer, group, tensors, error if np.isfinite(error) else None)
