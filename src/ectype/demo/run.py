@@ -43,11 +43,14 @@ class Demo:
     seconds: float
 
 
-def run_demo(out: Path, *, say: Say = lambda line: None, progress: Progress = silent) -> Demo:
+def run_demo(
+    out: Path, *, recipe: Recipe | None = None, say: Say = lambda line: None, progress: Progress = silent
+) -> Demo:
     """Reproduce the bundled run in `out`, or go on with a demo that was stopped there.
 
     Args:
         out: holds weights/, index.json and run/ afterwards.
+        recipe: the shipped recipe, or one like it whose inputs are bundled; None for the shipped one.
         say: called with one line when a stage has ended.
         progress: told how far the stage in work is.
 
@@ -56,7 +59,7 @@ def run_demo(out: Path, *, say: Say = lambda line: None, progress: Progress = si
         Stopped: interrupted; the same call goes on.
     """
     began = time.monotonic()
-    shipped, placement = load_recipe(RECIPE), load_placement(PLACEMENT)
+    shipped, placement = recipe or load_recipe(RECIPE), load_placement(PLACEMENT)
     prepare_devices(placement)
     reference = load_reference(str(shipped.inputs.reference))
     run_dir = out / "run"
@@ -71,9 +74,9 @@ def run_demo(out: Path, *, say: Say = lambda line: None, progress: Progress = si
         _require_clean(plan, "the plan")
         done(f"plan of {plan.steps:,} updates: every window exactly once per pass")
     inputs = {"index": str((out / "index.json").absolute()), "weights": str(weights.absolute()), "padded_rows": None}
-    recipe = shipped.model_copy(update={"inputs": shipped.inputs.model_copy(update=inputs)})
+    imported = shipped.model_copy(update={"inputs": shipped.inputs.model_copy(update=inputs)})
     with _stage(say) as done:
-        result = train_run(recipe, placement, run_dir, progress=progress)
+        result = train_run(imported, placement, run_dir, progress=progress)
         done(f"trained {result.step:,} updates")
     with _stage(say) as done:
         evaluations = evaluate_run(run_dir, reference, progress=progress)
@@ -83,7 +86,7 @@ def run_demo(out: Path, *, say: Say = lambda line: None, progress: Progress = si
         write_json(run_dir / "audit.json", {"clean": audit.clean, **asdict(audit)})
         done(f"audited what was read: {'every window' if audit.clean else 'NOT every window'} exactly once per pass")
     with _stage(say) as done:
-        verdict, _ = compare_run(run_dir, reference, reference_noise(reference, recipe) or no_noise())
+        verdict, _ = compare_run(run_dir, reference, reference_noise(reference, shipped) or no_noise())
         report = write_report(run_dir)
         done("compared with the reference and wrote the report")
     return Demo(verdict, run_dir, report, time.monotonic() - began)
