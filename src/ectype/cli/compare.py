@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ectype.cli.evaluate import REFERENCE_OPTION, load_named_reference, number
+from ectype.cli.evaluate import REFERENCE_OPTION, load_named_reference, number, plain_table
 from ectype.cli.output import JSON_OPTION, ProgressBar, console, emit, verb
 
 TWINS_OPTION = typer.Option(
@@ -99,23 +99,32 @@ def _write_noise(path: Path, noise: Any) -> None:
 
 
 def _show(record: dict[str, Any], run: Path) -> None:
-    from rich.table import Table
-
-    table = Table("criterion", "where", "measured", "tolerance", "holds")
-    table.columns[2].justify = table.columns[3].justify = "right"
-    marks = {"true": "[green]holds[/]", "false": "[red]broken[/]", "unclear": "[yellow]unclear[/]"}
-    for criterion in record["criteria"]:
-        place = "" if criterion["landmark"] is None else f"step {criterion['landmark']}"
-        if criterion["domain"]:
-            place += f", {criterion['domain']}"
-        bound = "none" if criterion["tolerance"] is None else format(criterion["tolerance"], ".3g")
-        measured = number(criterion["measured"], ".3g")
-        table.add_row(criterion["name"], place, measured, bound, marks[criterion["holds"]])
+    table = plain_table("criterion", "landmark", "measured", "tolerance", "outcome", numbers_from=1)
+    marks = {"true": "holds", "false": "[red]broken[/]", "unclear": "[yellow]unclear[/]"}
+    for criterion, others in _folded(record["criteria"]):
+        where = "" if criterion["landmark"] is None else str(criterion["landmark"])
+        name = f"its worst of {others} domains: {criterion['domain']}" if others else criterion["name"]
+        bound = "none" if criterion["tolerance"] is None else format(criterion["tolerance"], ".4g")
+        table.add_row(name, where, number(criterion["measured"], ".3g"), bound, marks[criterion["holds"]])
     out = console()
     out.print(table)
-    out.print(f"horizon: {record['horizon']['text']}")
+    out.print(f"Comparable step by step: {record['horizon']['text']}.")
     if record["overlay"] and record["overlay"]["warning"]:
-        out.print(f"[yellow]warning: {record['overlay']['warning']}[/]")
+        out.print(f"[yellow]Warning: {record['overlay']['warning']}[/]")
     colour = {"same model": "green", "not the same model": "red"}.get(record["verdict"], "yellow")
     out.print(f"[bold {colour}]{record['verdict']}[/]: {record['reason']}")
-    out.print(f"written to {run / 'verdict.json'}", soft_wrap=True)
+    out.print(f"All criteria are in {run / 'verdict.json'}", soft_wrap=True)
+
+
+def _folded(criteria: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
+    """Criteria with those of several domains folded into the worst one, and how many domains that was (0: none)."""
+    groups: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
+    for criterion in criteria:
+        groups.setdefault((criterion["name"], criterion["landmark"]), []).append(criterion)
+    order = ("true", "unclear", "false")
+
+    def badness(criterion: dict[str, Any]) -> tuple[int, float]:
+        measured, tolerance = criterion["measured"], criterion["tolerance"]
+        return order.index(criterion["holds"]), abs(measured or 0.0) / (tolerance or 1.0)
+
+    return [(max(group, key=badness), len(group) if group[0]["domain"] else 0) for group in groups.values()]

@@ -60,22 +60,31 @@ def load_named_reference(name: str | None, recipe: Any) -> Any:
 
 
 def _show(evaluations: dict[int, Any], missing: tuple[int, ...]) -> None:
-    from rich.table import Table
-
-    table = Table("landmark", "targets", "loss", "reference", "difference", "KL mean", "KL p99", "top-1")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = plain_table(
+        "step", "targets", "loss", "reference", "difference", "KL mean", "KL p99", "top-1", numbers_from=0
+    )
     for step, evaluation in evaluations.items():
         overall = evaluation.overall
         ours, theirs = overall.loss.ours, overall.loss.reference
         gap = None if ours is None or theirs is None else ours - theirs
         table.add_row(
-            f"step {step}", f"{overall.targets:,}", number(ours, ".4f"), number(theirs, ".4f"), number(gap, "+.1e"),
+            f"{step}", f"{overall.targets:,}", number(ours, ".4f"), number(theirs, ".4f"), number(gap, "+.1e"),
             number(overall.kl_mean, ".1e"), number(overall.kl_p99, ".1e"), number(overall.top1_agreement, ".3%"),
         )  # fmt: skip
     console().print(table)
     if missing:
         console().print(f"no checkpoint yet for landmark {', '.join(map(str, missing))}")
+
+
+def plain_table(*columns: str, numbers_from: int) -> Any:
+    """A table without rules between its columns, so that it fits 80; columns from `numbers_from` on align right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place >= numbers_from else "left", no_wrap=place >= numbers_from)
+    return table
 
 
 def number(value: float | None, form: str) -> str:

@@ -65,9 +65,9 @@ def horizon_record(grounds: Grounds, noise_source: str) -> dict[str, Any]:
     """How far the trajectory can be compared step by step, as a number and in words."""
     noise, floor = grounds.noise, grounds.floors.floors["step_loss"]
     if noise is None:
-        text = "unknown: no twins were trained, so only agreement within the floors can be proven"
+        text = "unknown, as no twins were trained: only agreement within the floors can be proven"
     elif not grounds.float32:
-        text = "none: the run or the reference is not float32, so only statistics are compared"
+        text = "not at all, as the run or the reference is not float32: only statistics are compared"
     elif grounds.horizon_step is None:
         text = (
             f"the whole run: {noise.twins} twins, changed by {noise.perturbation:g} at step 0, stay within "
@@ -75,8 +75,8 @@ def horizon_record(grounds: Grounds, noise_source: str) -> dict[str, Any]:
         )
     else:
         text = (
-            f"step {grounds.horizon_step}: from there on twins changed by {noise.perturbation:g} at step 0 differ by "
-            f"more than {floor.value:g} {floor.unit}; earlier steps are compared one by one, later ones by statistics"
+            f"before step {grounds.horizon_step}: from there on twins changed by {noise.perturbation:g} at step 0 "
+            f"differ by more than {floor.value:g} {floor.unit}, so later steps are compared by statistics"
         )
     return {
         "first_step_beyond": grounds.horizon_step,
@@ -98,7 +98,10 @@ def verdict_record(
         "reason": verdict.reason,
         "decided_by": list(verdict.decided_by),
         **about,
-        "criteria": [asdict(criterion) for criterion in criteria],
+        "criteria": [
+            asdict(criterion) | {"interval": None if criterion.interval is None else list(criterion.interval)}
+            for criterion in criteria
+        ],
         "overlay": None if overlay is None else {k: _finite(v) for k, v in asdict(overlay).items()},
     }
 

@@ -1,0 +1,222 @@
+"""Whole comparisons on copies of the bundled run, through the runner and the command line."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ectype.artifacts import package_path
+from ectype.cli.main import app
+from ectype.compare.inputs import consumed_digests, read_metrics, reference_digests
+from ectype.compare.noise import read_noise, write_noise
+from ectype.compare.runner import compare_run
+from ectype.compare.twins import finished_twins, no_noise, reference_noise, twin_path, twins_noise
+from ectype.errors import EctypeError
+from ectype.evaluate.runner import Settings, evaluate_run
+from ectype.recipe.load import load_recipe
+from ectype.recipe.reference import Reference
+
+Copy = Callable[..., Path]
+FAST = Settings(batch_windows=8)
+
+
+def add_twins(run: Path, copy: Copy, count: int) -> None:
+    """Twins that did exactly what the run did: a machine without any noise."""
+    for number in range(1, count + 1):
+        copy(f"{run.name}/twins/{number}")
+
+
+def judged(run: Path, reference: Reference, count: int = 0) -> dict[str, Any]:
+    evaluate_run(run, reference, settings=FAST)
+    noise = twins_noise(run, reference, range(1, count + 1)) if count else no_noise()
+    verdict, record = compare_run(run, reference, noise)
+    assert json.loads((run / "verdict.json").read_text()) == record
+    assert record["verdict"] == verdict.answer
+    return record
+
+
+def test_a_perfect_copy_is_the_same_model(copy: Copy, reference: Reference) -> None:
+    record = judged(copy(), reference)
+    assert record["verdict"] == "same model"
+    assert {criterion["holds"] for criterion in record["criteria"]} == {"true"}
+    assert {criterion["name"] for criterion in record["criteria"]} >= {"held-out loss", "token KL", "data order"}
+    assert record["overlay"]["largest"] == 0.0
+    assert record["landmarks"] == {"due": [0, 640], "evaluated": [0, 640], "stale": [], "missing": []}
+
+
+def test_swapped_weights_are_not_the_same_model(copy: Copy, reference: Reference) -> None:
+    run = copy(final_weights=400)
+    assert judged(run, reference)["verdict"] == "not enough evidence"
+    add_twins(run, copy, 3)
+    for number in (1, 2, 3):
+        checkpoint = twin_path(run, number) / "checkpoints" / "00000640"
+        checkpoint.unlink()
+        checkpoint.symlink_to(run / "checkpoints" / "00000640")
+    record = judged(run, reference, 3)
+    assert record["verdict"] == "not the same model"
+    assert "at step 640" in record["decided_by"][0]
+    assert "held-out loss" in record["decided_by"][0]
+    assert record["horizon"]["first_step_beyond"] is None
+    assert record["horizon"]["twins"] == 3
+
+
+def test_a_lost_landmark_is_not_enough_evidence(copy: Copy, reference: Reference) -> None:
+    run = copy()
+    (run / "checkpoints" / "00000640").unlink()
+    record = judged(run, reference)
+    assert record["verdict"] == "not enough evidence"
+    assert record["landmarks"]["missing"] == [640]
+
+
+def test_an_evaluation_of_other_weights_does_not_count(copy: Copy, reference: Reference) -> None:
+    run = copy()
+    evaluate_run(run, reference, settings=FAST)
+    checkpoint = run / "checkpoints" / "00000640"
+    checkpoint.unlink()
+    checkpoint.symlink_to(package_path("package:demo/bundle/hf/step400"))
+    _, record = compare_run(run, reference, no_noise())
+    assert record["verdict"] == "not enough evidence"
+    assert record["landmarks"]["stale"] == [640]
+
+
+def test_another_data_order_is_not_the_same_run(copy: Copy, reference: Reference) -> None:
+    run = copy(swap_batch=17)
+    add_twins(run, copy, 1)
+    record = judged(run, reference, 1)
+    assert record["verdict"] == "not the same model"
+    assert record["decided_by"] == ["data order"]
+    assert "step 17" in record["reason"]
+
+
+def test_digests_of_the_run_and_of_the_reference_agree(copy: Copy, reference: Reference) -> None:
+    run = copy()
+    found, expected = consumed_digests(run, 8), reference_digests(reference)
+    assert found is not None
+    assert found.keys() == expected.keys()
+    assert all((found[step] == expected[step]).all() for step in found)
+    assert consumed_digests(run, 9) == {}
+    shutil.rmtree(run / "ledger")
+    assert consumed_digests(run, 8) is None
+
+
+def test_metrics_of_rolled_back_steps_and_a_torn_line_do_not_count(tmp_path: Path) -> None:
+    rows = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 2, "loss": 1.0, "skipped": True}]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "metrics.jsonl").write_text(text + '{"step": 3, "lo')
+    log = read_metrics(tmp_path)
+    assert (log.steps.tolist(), log.loss.tolist()) == ([1, 2], [3.0, 1.0])
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "lo\n' + text)
+    with pytest.raises(EctypeError, match="line 1"):
+        read_metrics(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(EctypeError, match="no rows"):
+        read_metrics(tmp_path)
+
+
+def test_noise_of_the_reference_is_used_for_its_own_recipe_only(
+    copy: Copy, reference: Reference, tmp_path: Path
+) -> None:
+    run = copy()
+    add_twins(run, copy, 2)
+    evaluate_run(run, reference, settings=FAST)
+    write_noise(tmp_path / "noise.json", twins_noise(run, reference, [1, 2]).record)  # type: ignore[arg-type]
+    named = reference.model_copy(update={"noise": tmp_path / "noise.json"})
+    found = reference_noise(named, load_recipe("toy-calm"))
+    assert found is not None
+    assert (found.is_of_this_run, found.record) == (False, read_noise(tmp_path / "noise.json"))
+    assert reference_noise(named, load_recipe("toy-calm", ["schedule.peak=1e-3"])) is None
+    assert reference_noise(reference, load_recipe("toy-calm")) is None
+
+
+def test_a_twin_of_another_recipe_is_refused_and_a_short_one_is_not_finished(copy: Copy) -> None:
+    run = copy()
+    add_twins(run, copy, 2)
+    recipe = load_recipe("toy-calm")
+    assert finished_twins(run, recipe) == [1, 2]
+    metrics = twin_path(run, 2) / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:600]))
+    assert finished_twins(run, recipe) == [1]
+    with pytest.raises(EctypeError, match="another recipe"):
+        finished_twins(run, load_recipe("toy-calm", ["schedule.peak=1e-3"]))
+
+
+def command(*arguments: Any) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_the_command_line_ends_in_the_verdicts_exit_code(copy: Copy, reference_folder: Path) -> None:
+    run = copy()
+    given = ("--reference", reference_folder)
+    assert command("compare", run, *given, "--no-twins").exit_code == 3
+    done = command("evaluate", run, *given, "--json")
+    assert done.exit_code == 0
+    result = json.loads(done.stdout)
+    assert (list(result["landmarks"]), result["missing"]) == (["0", "640"], [])
+    done = command("compare", run, *given, "--no-twins", "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["verdict"] == "same model"
+    done = command("compare", run, *given, "--no-twins")
+    assert "same model: all" in done.stdout
+    other = copy("other", swap_batch=3)
+    shutil.copytree(run / "evaluations", other / "evaluations")
+    assert command("compare", other, *given, "--no-twins").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("evaluate", "RUN", "--landmark", 7), "landmark 7"),
+        (("evaluate", "RUN", "--compute", "float16"), "float16"),
+        (("evaluate", "nowhere"), "recipe.yaml"),
+        (("compare", "RUN", "--no-twins", "--write-noise", "noise.json"), "no noise was measured"),
+        (("compare", "RUN", "--reference", "nowhere"), "no file"),
+    ],
+)
+def test_bad_input_ends_in_exit_2(copy: Copy, reference_folder: Path, arguments: tuple, message: str) -> None:
+    run = copy()
+    words = [run if word == "RUN" else word for word in arguments]
+    if "--reference" not in words:
+        words += ["--reference", reference_folder]
+    done = command(*words)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert not (run / "verdict.json").exists()
+
+
+def test_missing_twins_are_trained_where_the_run_was(
+    copy: Copy, reference_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copy()
+    given = ("--reference", reference_folder)
+    (run / "run.json").write_text(json.dumps({"placement": {"name": "here", "devices": 2}}))
+    assert command("evaluate", run, *given).exit_code == 0
+    asked = []
+
+    def train_run(recipe: Any, placement: Any, run_dir: Path, *, perturb: tuple[float, int], **_: Any) -> None:
+        asked.append((recipe.name, placement.devices, run_dir, perturb))
+        copy(str(run_dir.relative_to(tmp_path)))
+
+    monkeypatch.setattr("ectype.train.loop.train_run", train_run)
+    done = command("compare", run, *given, "--write-noise", tmp_path / "noise.json")
+    assert done.exit_code == 0
+    assert asked == [("toy-calm", 2, twin_path(run, seed), (1e-6, seed)) for seed in (1, 2, 3)]
+    assert read_noise(tmp_path / "noise.json").twins == 3
+    assert command("compare", run, *given).exit_code == 0
+    assert command("compare", run, *given, "--twins", 4).exit_code == 0
+    assert [seed for *_, (_, seed) in asked] == [1, 2, 3, 4]
+
+
+def test_long_runs_are_not_trained_again_unasked(
+    copy: Copy, reference_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copy()
+    rows = [json.loads(line) | {"step_seconds": 2.0} for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert command("evaluate", run, "--reference", reference_folder).exit_code == 0
+    done = command("compare", run, "--reference", reference_folder)
+    assert done.exit_code == 0
+    assert "no twins were trained" in " ".join(done.stdout.split())
