@@ -93,7 +93,7 @@ def test_real_npy_headers_are_skipped_by_index_and_reader(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("array", "words"),
-    [(np.arange(40, dtype=np.uint32), "header says uint32"), (np.arange(40, dtype=np.float32), "header says float32"),
+    [(np.arange(40, dtype=np.uint32), "header says <u4"), (np.arange(40, dtype=np.float32), "header says <f4"),
      (np.arange(40, dtype=">u2"), "header says >u2")],
 )  # fmt: skip
 def test_headers_that_contradict_are_refused(tmp_path: Path, array: np.ndarray, words: str) -> None:

@@ -186,11 +186,9 @@ def _own_index(value: dict[str, Any], name: str, vocab_size: int, prefixes: Mapp
 def _maxtext_index(
     value: dict[str, Any], name: str, vocab_size: int, prefixes: Mapping[str, str], open_files: bool
 ) -> TokenIndex:
-    dtype, length, folder = (
-        check_dtype(_text(value, "dtype"), vocab_size),
-        _count(value, "sequence_length"),
-        _folder_of(name),
-    )
+    dtype, folder = check_dtype(_text(value, "dtype"), vocab_size), _folder_of(name)
+    length = _count(value, "sequence_length")
+    check_lengths(length, None)
     listed = [
         TokenFile(
             path=remap(join(folder, _text(item, "path")), prefixes), label=_text(item, "label"), header_bytes=0,

@@ -140,7 +140,7 @@ def spans_of(run_dir: Path, process: int) -> Iterator[Span]:
     starts = np.flatnonzero(records["kind"] == SESSION)
     number = len(sessions)
     spans: list[Span] = []
-    for start, stop in reversed(list(zip(starts, np.append(starts[1:], len(records)), strict=True))):
+    for start, stop in reversed([*zip(starts, [*starts[1:], len(records)], strict=False)]):
         wanted = (int(records["number"][start]), int(records["words"][start, 1]))
         matches = [n for n in range(number) if (sessions[n].first_batch, sessions[n].process_count) == wanted]
         if matches:
