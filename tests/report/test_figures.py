@@ -48,6 +48,13 @@ def test_training_loss_draws_both_logs_and_their_difference() -> None:
     json.dumps(figure, allow_nan=False)
 
 
+def test_the_tolerance_of_an_update_ends_at_the_horizon() -> None:
+    figure = figures.training_loss(np.arange(1, 101), np.ones(100), np.zeros(100), 1e-5, [], horizon_step=42)
+    tolerance = next(line for line in figure["data"] if line["name"] == "tolerance")
+    assert tolerance["x"] == [1.0, 42.0]
+    assert [note["x"] for note in figure["layout"]["annotations"]] == [42]
+
+
 def test_numbers_that_are_not_finite_leave_gaps() -> None:
     figure = figures.training_loss(np.arange(1, 4), np.array([1.0, np.nan, np.inf]), None, None, [])
     assert figure["data"][0]["y"] == [1.0, None, None]

@@ -48,8 +48,12 @@ def training_loss(
     reference_N: np.ndarray | None,
     tolerance_nats: float | None,
     landmarks: Sequence[int],
+    horizon_step: int | None = None,
 ) -> Figure:
-    """Our training loss over the reference's, and below it the size of their difference on a logarithmic axis."""
+    """Our training loss over the reference's, and below it the size of their difference on a logarithmic axis.
+
+    The tolerance of a single update ends at `horizon_step`, from which on rounding alone moves the loss.
+    """
     if reference_N is None:
         kept = thinned(ours_N)
         lines = [_line(steps_N[kept], ours_N[kept], "ours", "@ours", 1.6)]
@@ -65,15 +69,18 @@ def training_loss(
     ]
     shapes = [_vertical(step) for step in landmarks]
     if tolerance_nats is not None:
-        ends = [float(steps[0]), float(steps[-1])]
+        ends = [float(steps[0]), float(steps[-1] if horizon_step is None else horizon_step)]
         data.append(_line(ends, [tolerance_nats] * 2, "tolerance", "@tolerance", 1.5, axis="y2", dash="dash"))
-    layout = {
+    layout: Figure = {
         "height": 560,
         "xaxis": _steps_axis() | {"anchor": "y2"},
         "yaxis": _axis("nats per token") | {"domain": [0.42, 1]},
         "yaxis2": _axis("|difference|, nats", log=True) | {"domain": [0, 0.34]},
         "shapes": shapes,
     }
+    if horizon_step is not None:
+        shapes.append(_vertical(horizon_step, "@tolerance"))
+        layout["annotations"] = [_note(horizon_step, "horizon")]
     return {"data": data, "layout": layout}
 
 
@@ -259,6 +266,12 @@ def _level(value: float, axis: str) -> Figure:
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": axis, "y0": value, "y1": value, "line": line}
 
 
-def _vertical(step: int) -> Figure:
-    line = {"color": "@grid", "width": 1, "dash": "dot"}
+def _note(step: int, text: str) -> Figure:
+    """Text at the top of a vertical line."""
+    place = {"x": step, "xref": "x", "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "top"}
+    return place | {"text": f" {text}", "showarrow": False, "font": {"color": "@tolerance", "size": 12}}
+
+
+def _vertical(step: int, role: str = "@grid") -> Figure:
+    line = {"color": role, "width": 1, "dash": "dot"}
     return {"type": "line", "xref": "x", "x0": step, "x1": step, "yref": "paper", "y0": 0, "y1": 1, "line": line}

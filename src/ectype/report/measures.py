@@ -35,6 +35,7 @@ def training_part(
     differences: Differences | None,
     overlay: Overlay | None,
     landmarks: Sequence[int],
+    horizon_step: int | None = None,
 ) -> Part:
     """Our training loss over the reference's log, and how far apart they are."""
     title, lead = "Training loss", "Our log over the reference's. Close curves are needed, but prove nothing alone."
@@ -49,7 +50,7 @@ def training_part(
     shared = np.isin(reference.steps, differences.steps)
     theirs = reference.loss[shared]
     drawn = figures.training_loss(
-        differences.steps, theirs + differences.loss, theirs, overlay.raw_threshold, landmarks
+        differences.steps, theirs + differences.loss, theirs, overlay.raw_threshold, landmarks, horizon_step
     )
     described = (
         f"Top: the reference as a broad band, ours as a thin line on it, over {overlay.steps_compared:,} updates. "

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
+import yaml
+
 from ectype.recipe.load import recipe_hash, to_yaml
 from ectype.report.markup import Cell, Column, Html, code, definitions, missing, section, table
 from ectype.report.measures import Part
@@ -14,13 +16,15 @@ def provenance_part(records: RunRecords) -> Part:
     """Hashes, reference, environment and sessions; the recipe in full."""
     title = "Provenance"
     lead = "What was computed, from what, on what. Equal hashes mean equal inputs."
-    recipe = f"<pre>{escape(to_yaml(records.recipe))}</pre>"
-    details = f'<details class="card"><summary>The resolved recipe</summary>{recipe}</details>'
+    details = _folded("The resolved recipe", to_yaml(records.recipe))
     if records.run is None:
         environment = missing("run.json is not there, so nothing is known of the machine.")
     else:
-        environment = _titled("Environment", definitions(list(_flat(_but_sessions(records.run)))))
+        shown = {"created": records.run.get("created"), **_mapping(records.run.get("environment"))}
+        environment = _titled("Environment", definitions(list(_flat(shown))))
         environment += _sessions(records.run.get("sessions"))
+        if placement := _mapping(records.run.get("placement")):
+            details += _folded("The placement", yaml.safe_dump(dict(placement), sort_keys=False))
     inputs = _titled("Inputs", definitions(_inputs(records)))
     return Part("provenance", "Provenance", section("provenance", title, lead, inputs, environment, details))
 
@@ -47,9 +51,12 @@ def _inputs(records: RunRecords) -> list[tuple[Cell, Cell]]:
     return pairs + rows
 
 
-def _but_sessions(run: Mapping[str, Any]) -> dict[str, Any]:
-    shown = {"created": run.get("created")}
-    return shown | {key: run[key] for key in ("environment", "placement") if key in run}
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _folded(title: str, text: str) -> str:
+    return f'<details class="card"><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>'
 
 
 def _flat(values: Any, prefix: str = "") -> Iterator[tuple[Cell, Cell]]:

@@ -27,6 +27,7 @@ class VerdictRecord:
     criteria: tuple[Criterion, ...]
     overlay: Overlay | None
     horizon: str
+    horizon_step: int | None
     landmarks_missing: tuple[int, ...]
     landmarks_stale: tuple[int, ...]
 
@@ -113,6 +114,7 @@ def _read_verdict(run_dir: Path) -> VerdictRecord | None:
             criteria=tuple(Criterion(**criterion) for criterion in values["criteria"]),
             overlay=Overlay(**values["overlay"]) if values["overlay"] else None,
             horizon=values["horizon"]["text"],
+            horizon_step=values["horizon"]["first_step_beyond"],
             landmarks_missing=tuple(values["landmarks"]["missing"]),
             landmarks_stale=tuple(values["landmarks"]["stale"]),
         )
