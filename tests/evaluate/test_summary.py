@@ -25,9 +25,9 @@ def measures(value: float, mask: list[list[bool]], text_bytes: int | None = 5) -
 
 
 def test_domains_weigh_by_their_targets_not_by_their_number() -> None:
-    # Two tokens at 1 and ten at 9: the mean of means would be 5, the right answer is 92 / 12.
-    joined = join_measures([measures(1.0, [[True, True]]), measures(9.0, [[True] * 5, [True] * 5])])
-    assert summarise(joined).loss.ours == pytest.approx(92 / 12)
+    # Loss 2 over one token and 90 over nine (C34): the mean of means would be 6.0, the right answer is 9.2.
+    joined = join_measures([measures(2.0, [[True, False]]), measures(10.0, [[True] * 5, [True] * 4 + [False]])])
+    assert summarise(joined).loss.ours == pytest.approx(9.2)
 
 
 def test_masked_targets_count_nowhere() -> None:

@@ -104,8 +104,8 @@ def _pivots(strata: Sequence[Sample], estimate: float, resamples: int, seed: int
         draws = [generator.integers(0, len(s.values), (count, len(s.values))) for s in strata]
         values = [s.values[draw] for s, draw in zip(strata, draws, strict=True)]
         weights = [s.weights[draw] for s, draw in zip(strata, draws, strict=True)]
-        total = sum(w.sum(axis=1) for w in weights)
-        ratio = sum(v.sum(axis=1) for v in values) / total
+        total = np.asarray(sum(w.sum(axis=1) for w in weights))
+        ratio = np.asarray(sum(v.sum(axis=1) for v in values)) / total
         variance = sum(
             v.shape[1] * np.var(v - ratio[:, None] * w, axis=1, ddof=1) for v, w in zip(values, weights, strict=True)
         )

@@ -84,9 +84,10 @@ def twins_noise(
                     held_out,
                     settings,
                     evaluation_path(twin, step),
-                    lambda label, done, total, number=number: progress(f"twin {number}, {label}", done, total),
                 )
             )
+            done = sum(map(len, evaluations.values()))
+            progress("evaluate twins", done, len(landmarks) * len(twins))
     logs = [read_metrics(twin_path(run_dir, number)) for number in twins]
     record = measure_noise(
         recipe_hash(recipe), PERTURBATION, recipe.duration_steps, read_metrics(run_dir), logs, evaluations

@@ -95,7 +95,7 @@ def evaluate_run(
     held_out = load_held_out(reference, window_tokens(recipe), recipe.model.vocab_size)
     settings = settings or Settings(batch_windows=recipe.evaluation.batch_windows)
     results = {}
-    for step in steps:
+    for number, step in enumerate(steps):
         results[step] = evaluate_landmark(
             step,
             LandmarkWeights(weights=checkpoint_path(run_dir, step)),
@@ -103,9 +103,14 @@ def evaluate_run(
             held_out,
             settings,
             evaluation_path(run_dir, step),
-            progress,
+            _part_of(progress, number, len(steps)),
         )
     return results
+
+
+def _part_of(progress: Progress, number: int, parts: int) -> Progress:
+    """Progress of the part `number` of `parts` equal ones, shown as progress of the whole."""
+    return lambda label, done, total: progress("evaluate", number * total + done, parts * total)
 
 
 def window_tokens(recipe: Recipe) -> int:
@@ -165,9 +170,14 @@ def evaluate_landmark(
             "one vocabulary, or there is no divergence between their predictions",
             "compare runs that share a tokenizer",
         )
-    domains = {}
+    domains, done = {}, 0
+    total = sum(len(windows.targets) for windows in held_out.domains.values())
     for name in held_out.domains:
-        parts = list(_batches(name, params, models, held_out, settings, progress, f"landmark {step}, {name}"))
+        parts = []
+        for part in _batches(name, params, models, held_out, settings):
+            parts.append(part)
+            done += len(part.targets)
+            progress(f"landmark {step}", done, total)
         domains[name] = join_measures(parts)
     evaluation = Evaluation(
         step=step,
@@ -181,9 +191,8 @@ def evaluate_landmark(
 
 
 def _batches(
-    name: str, params: tuple, models: tuple[Model, Model], held_out: HeldOutText, settings: Settings,
-    progress: Progress, label: str,
-) -> Iterator[DomainMeasures]:  # fmt: skip
+    name: str, params: tuple, models: tuple[Model, Model], held_out: HeldOutText, settings: Settings
+) -> Iterator[DomainMeasures]:
     """Measures of one domain, batch by batch. Every batch has one shape, so that the step compiles once."""
     from ectype.evaluate.measures import window_measures
 
@@ -203,7 +212,6 @@ def _batches(
         counted = {measure: np.asarray(values)[: len(tokens)] for measure, values in measured.items()}
         target_bytes = None if held_out.token_bytes is None else held_out.token_bytes[tokens[:, 1:]]
         yield reduce_measures(counted, mask[rows], target_bytes)
-        progress(label, min(rows.stop, len(windows.targets)), len(windows.targets))
 
 
 def _protocol(held_out: HeldOutText, settings: Settings, models: tuple[Model, Model]) -> Protocol:

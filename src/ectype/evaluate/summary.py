@@ -33,7 +33,9 @@ def reduce_measures(
     measures: Mapping[str, np.ndarray], mask_NP: np.ndarray, target_bytes_NP: np.ndarray | None
 ) -> DomainMeasures:
     """Reduce the float32 [N, P] measures of a batch of windows to float64 sums over its scored targets."""
-    sums = {name: np.asarray(np.sum(values, axis=1, where=mask_NP, dtype=np.float64)) for name, values in measures.items()}
+    sums = {
+        name: np.asarray(np.sum(values, axis=1, where=mask_NP, dtype=np.float64)) for name, values in measures.items()
+    }
     nonfinite = [int(np.sum(~np.isfinite(measures[name]) & mask_NP)) for name in ("loss", "reference_loss")]
     return DomainMeasures(
         targets=mask_NP.sum(axis=1),

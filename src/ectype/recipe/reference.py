@@ -92,7 +92,7 @@ def load_reference(path: str | Path) -> Reference:
     file = location / _FILE_NAME if location.is_dir() else location
     values = read_json(file, "reference")
     if not isinstance(values, dict):
-        raise EctypeError(f"reference {file} holds no object", "a JSON object", "see docs on reference folders")
+        raise EctypeError(f"reference {file} holds no object", "a JSON object", "start from the bundled reference.json")
     try:
         reference = Reference.model_validate(values)
     except ValidationError as error:
