@@ -47,9 +47,10 @@ def test_layer_place_of_six_layers_in_a_pattern_of_four(layer, place):
     assert layer_place(olmo_model(), layer) == place
 
 
-@pytest.mark.parametrize("dtype", NAMES)
-@pytest.mark.parametrize("layers", [6, 8, 3])
-def test_each_layer_keeps_its_number_both_ways(tmp_path, dtype, layers):
+@pytest.mark.parametrize(
+    ("layers", "dtype"), [(6, "float32"), (6, "bfloat16"), (6, "float16"), (8, "float32"), (3, "bfloat16")]
+)
+def test_each_layer_keeps_its_number_both_ways(tmp_path, layers, dtype):
     """Every tensor is filled with its Hugging Face layer number; layer 4b + j must land in block b of slot j."""
     config = OLMO3 | {"num_hidden_layers": layers}
     numbers = {name: int(name.split(".")[2]) if ".layers." in name else 99 for name in olmo_shapes(config)}
