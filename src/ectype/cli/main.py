@@ -2,7 +2,7 @@
 
 import typer
 
-from ectype.cli import compare, data, evaluate, recipes, report, train, weights
+from ectype.cli import compare, data, demo, evaluate, recipes, report, train, weights
 
 app = typer.Typer(
     name="ectype", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -15,3 +15,4 @@ app.command()(train.train)
 app.command()(evaluate.evaluate)
 app.command()(compare.compare)
 app.command()(report.report)
+app.command()(demo.demo)
