@@ -68,7 +68,8 @@ def _load(spec: type[Spec], kind: str, name_or_path: str, overrides: Sequence[st
         if path.suffix not in (".yaml", ".yml"):
             near = _nearest(name_or_path, shipped(kind))
             raise EctypeError(
-                f"no {kind} named {name_or_path!r}{near}", f"one of {', '.join(shipped(kind))}, or a path ending in .yaml",
+                f"no {kind} named {name_or_path!r}{near}",
+                f"one of {', '.join(shipped(kind))}, or a path ending in .yaml",
                 f"list them with `ectype recipes{'' if kind == 'recipe' else ' --placements'}`",
             )  # fmt: skip
     try:
