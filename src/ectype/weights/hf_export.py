@@ -205,8 +205,10 @@ def _copy(plan: _Plan, journal: Journal, progress: Progress) -> None:
                     copied += data.nbytes
                 pipeline.add(futures)
                 progress("export, bytes", copied, total)
+            # Only what is on disk counts as done; the writing thread syncs while the next unit is read.
             touched = {files[plan.places[name].file_name].fileno() for name in unit.tensors}
-            pipeline.then(partial(_record, journal, unit.name, hashes, touched))
+            pipeline.add([writer.submit(os.fdatasync, handle) for handle in touched])
+            pipeline.then(partial(_record, journal, unit.name, hashes))
         pipeline.finish()
 
 
@@ -215,9 +217,7 @@ def _open_shard(path: Path) -> Any:
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
 
 
-def _record(journal: Journal, unit: str, hashes: dict[str, Any], handles: set[int]) -> None:
-    for handle in handles:
-        os.fdatasync(handle)
+def _record(journal: Journal, unit: str, hashes: dict[str, Any]) -> None:
     journal.record(unit, {name: digest.hexdigest() for name, digest in hashes.items()})
 
 
