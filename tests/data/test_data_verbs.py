@@ -108,6 +108,8 @@ def test_plan_audit(manifest: Path) -> None:
     assert found["clean"]
     assert (found["read_once"], found["read_twice"], found["missed"]) == (120, 0, 0)
     assert [epoch["unread_dropped_tail"] for epoch in found["epochs"]] == [3, 3]
+    assert [len(epoch["dropped_windows"]) for epoch in found["epochs"]] == [3, 3]
+    assert "dropped tail: windows " in run(*plan)
     assert "every window of these steps exactly once" in run(*plan)
     run(*plan, "--schedule", "3 hosts", code=2)
 

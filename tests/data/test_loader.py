@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,10 @@ from ectype.recipe.spec import RepetitionFilter
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_batches_are_identical_for_any_workers(tmp_path: Path, workers: int) -> None:
-    """C26, with documents and filter: from a batch that is no multiple of the workers, across an epoch boundary."""
+    """C26, with documents and filter: from a batch that is no multiple of the workers, across an epoch boundary.
+
+    Then a worker is killed, which is an error with its name, not a hang.
+    """
     tokens = np.random.default_rng(0).integers(0, 50, 64 * 41)
     tokens[200:330] = 7
     index = index_of([write_tokens(tmp_path / "a.npy", tokens)], 64)
@@ -31,9 +35,15 @@ def test_batches_are_identical_for_any_workers(tmp_path: Path, workers: int) -> 
         expected = list(loader)
     assert [batch.batch_number for batch in expected] == list(range(5, 16))
     assert not all(batch.keep.all() for batch in expected)
-    with open_loader(index, data, first_batch=5, end_batch=16, rows=rows, workers=workers, prefetch=workers) as loader:
-        for ours, theirs in zip(loader, expected, strict=True):
-            _assert_equal(ours, theirs)
+    before = set(multiprocessing.active_children())
+    with open_loader(index, data, first_batch=5, rows=rows, workers=workers, prefetch=workers) as loader:
+        for theirs in expected:
+            _assert_equal(next(loader), theirs)
+        worker = (set(multiprocessing.active_children()) - before).pop()
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(EctypeError, match=rf"reading worker \d of {workers} died at batch \d+"):
+            list(zip(range(50), loader, strict=False))
 
 
 def _assert_equal(ours: Batch, theirs: Batch) -> None:
@@ -43,18 +53,6 @@ def _assert_equal(ours: Batch, theirs: Batch) -> None:
         mine, other = getattr(ours, name), getattr(theirs, name)
         assert mine.dtype == other.dtype
         assert (mine == other).all(), name
-
-
-def test_a_killed_worker_is_an_error_with_its_name(corpus) -> None:
-    index, data = index_of(corpus(16 * 100)), make_data()
-    before = set(multiprocessing.active_children())
-    with open_loader(index, data, first_batch=0, workers=1, prefetch=1) as loader:
-        next(loader)
-        (worker,) = set(multiprocessing.active_children()) - before
-        assert worker.pid is not None
-        os.kill(worker.pid, signal.SIGKILL)
-        with pytest.raises(EctypeError, match=r"reading worker 0 of 1 died at batch \d+"):
-            list(zip(range(50), loader, strict=False))
 
 
 class _StuckReader:
@@ -77,6 +75,22 @@ def test_a_starved_loader_is_an_error_not_a_hang() -> None:
     threading.Timer(1.0, reader.released.set).start()
     with pytest.raises(EctypeError, match=r"reading thread starved at batch 1: no batch for 0 seconds"):
         next(loader)
+
+
+def test_batches_are_placed_ahead_of_the_consumer(corpus) -> None:
+    placed: list[int] = []
+
+    def place(batch: Batch) -> int:
+        placed.append(batch.batch_number)
+        return int(batch.tokens.sum())
+
+    with open_loader(index_of(corpus(160)), make_data(), first_batch=0, end_batch=5, prefetch=3, place=place) as loader:
+        first = next(loader)
+        deadline = time.monotonic() + 10
+        while len(placed) < 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert placed[:4] == [0, 1, 2, 3]
+        assert all(batch.placed == batch.tokens.sum() for batch in [first, *loader])
 
 
 def test_wait_time_is_measured(corpus) -> None:

@@ -282,6 +282,8 @@ def _show_audit(result: dict[str, Any]) -> None:
             f"({epoch['unread_dropped_tail']:,} dropped tail, {epoch['unread_not_reached']:,} not reached, "
             f"{epoch['missed']:,} missed)"
         )
+        if epoch["dropped_windows"]:
+            print(f"  dropped tail: windows {', '.join(map(str, epoch['dropped_windows']))}")
     for fault in result["faults"]:
         hosts = ", ".join(map(str, fault["hosts"])) or "unknown"
         windows = f"; windows {fault['windows']}" if fault["windows"] else ""

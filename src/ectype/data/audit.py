@@ -46,6 +46,8 @@ class EpochCount:
     """Of the unread: they fill no whole batch."""
     unread_not_reached: int = 0
     """Of the unread: the run ends, or so far ended, before their step."""
+    dropped_windows: tuple[int, ...] = ()
+    """The first windows of the dropped tail."""
 
     @property
     def missed(self) -> int:
@@ -85,6 +87,7 @@ def epochs_of(order: Order, end_batch: int) -> Iterator[tuple[EpochCount, int]]:
         count = EpochCount(phase, epoch, windows, steps)
         count.unread_dropped_tail = windows - per_epoch * order.batch_windows
         count.unread_not_reached = (per_epoch - steps) * order.batch_windows
+        count.dropped_windows = tuple(order.dropped_ids(phase, epoch)[:_LISTED].tolist())
         yield count, batch
         batch += steps
 

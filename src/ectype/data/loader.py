@@ -4,7 +4,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ class Batch:
     """[b, L] bool, False for padding of packed windows, which is no target; None: every token is one."""
     wait_seconds: float = 0.0
     """How long the consumer waited for this batch."""
+    placed: Any = None
+    """What `place` made of the batch, for example its arrays on the devices."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,10 @@ class Loader:
         workers: int,
         prefetch: int,
         starved_after_seconds: float,
+        place: Callable[[Batch], Any] | None = None,
     ) -> None:
         self._next, self._end, self._workers, self._first = first_batch, end_batch, workers, first_batch
-        self._starved_after_seconds = starved_after_seconds
+        self._starved_after_seconds, self._place = starved_after_seconds, place
         self._batches: queue.Queue[Any] = queue.Queue(maxsize=max(1, prefetch))
         self._stop = threading.Event()
         self._iterator: Any = map(reader.read, range(first_batch, end_batch))
@@ -132,7 +135,7 @@ class Loader:
     def _feed(self) -> None:
         try:
             for batch in self._iterator:
-                if not self._put(batch):
+                if not self._put(batch if self._place is None else replace(batch, placed=self._place(batch))):
                     return
         except BaseException as error:
             self._put(error)
@@ -171,6 +174,7 @@ def open_loader(
     prefetch: int = 2,
     cache_dir: Path | None = None,
     starved_after_seconds: float = STARVED_AFTER_SECONDS,
+    place: Callable[[Batch], Any] | None = None,
 ) -> Loader:
     """Start reading batches from `first_batch` on.
 
@@ -179,6 +183,8 @@ def open_loader(
         end_batch: the first batch not to read (the run's last step); None: no end.
         workers: Grain reading processes; 0 reads in a thread of this process, without Grain.
         prefetch: batches that each worker, or the thread, holds ready.
+        place: called ahead of time, in the loader's thread, with each batch, to start its way to the devices; what it
+            returns is the batch's `placed`.
 
     Raises:
         EctypeError: fewer windows than one batch; while iterating, any fault of a file or a worker, by name.
@@ -186,7 +192,7 @@ def open_loader(
     source, phases = open_source(index, data, cache_dir)
     reader = BatchReader(source, make_order(phases, data, cache_dir), data, rows)
     end = _NO_END if end_batch is None else end_batch
-    return Loader(reader, first_batch, end, workers, prefetch, starved_after_seconds)
+    return Loader(reader, first_batch, end, workers, prefetch, starved_after_seconds, place)
 
 
 class _Batches:
