@@ -32,9 +32,10 @@ def test_equals_torch_in_float64(chunk):
     cross = (entropy * keep).sum()
     total = cross + 1e-2 * (logits.logsumexp(-1) ** 2 * keep).sum()
     total.backward()
-    (ours_total, ours_cross), (grad_hidden, grad_head) = loss_and_gradients(chunk)
+    (ours_total, (ours_cross, ours_z)), (grad_hidden, grad_head) = loss_and_gradients(chunk)
     assert float(ours_total) == pytest.approx(total.item(), rel=1e-6)
     assert float(ours_cross) == pytest.approx(cross.item(), rel=1e-6)
+    assert float(ours_z) == pytest.approx((total - cross).item(), rel=1e-6)
     np.testing.assert_allclose(grad_hidden, h.grad.numpy(), atol=3e-6)
     np.testing.assert_allclose(grad_head, w.grad.numpy(), atol=3e-6)
 

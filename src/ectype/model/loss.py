@@ -24,11 +24,12 @@ def next_token_targets(tokens_BL: jax.Array, keep_B: jax.Array) -> tuple[jax.Arr
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def summed_loss(
     hidden_ND: jax.Array, head_VD: jax.Array, targets_N: jax.Array, mask_N: jax.Array, z_loss: float, chunk_tokens: int
-) -> tuple[jax.Array, jax.Array]:
-    """(objective, cross-entropy): float32 sums over the masked-in tokens, in nats.
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """objective, (cross-entropy, z-loss): float32 sums over the masked-in tokens, in nats.
 
     objective = sum over tokens of -log softmax(logits)[target] + z_loss * logsumexp(logits)^2, the loss of
-    OLMo-core's `nn/cross_entropy_loss.py` before its division. Only the objective is differentiable. Logits are
+    OLMo-core's `nn/cross_entropy_loss.py` before its division, and the sum of the other two, which are for the record:
+    only the objective is differentiable. Logits are
     float32 over all V rows. Under differentiation the gradient is computed together with the value, chunk by chunk,
     so the head's product is not recomputed.
     """
@@ -49,7 +50,7 @@ summed_loss.defvjp(_forward, _backward)
 
 
 def _over_chunks(hidden_ND, head_VD, targets_N, mask_N, z_loss, chunk_tokens, with_gradient):
-    """((objective, cross-entropy), (grad_hidden [N, D], grad_head [V, D]) or ())."""
+    """((objective, (cross-entropy, z-loss)), (grad_hidden [N, D], grad_head [V, D]) or ())."""
     tokens, width = hidden_ND.shape
     chunk = partial(_chunk, head_VD=head_VD, z_loss=z_loss, with_gradient=with_gradient)
     if tokens <= chunk_tokens:
@@ -67,7 +68,7 @@ def _over_chunks(hidden_ND, head_VD, targets_N, mask_N, z_loss, chunk_tokens, wi
 
     zero = jnp.zeros((), jnp.float32)
     grad_head = (jnp.zeros_like(head_VD),) if with_gradient else ()
-    (sums, grad_head), grad_hidden = jax.lax.scan(step, ((zero, zero), grad_head), rows)
+    (sums, grad_head), grad_hidden = jax.lax.scan(step, ((zero, (zero, zero)), grad_head), rows)
     if not with_gradient:
         return sums, ()
     return sums, (grad_hidden.reshape(-1, width)[:tokens], grad_head[0])
@@ -82,7 +83,8 @@ def _chunk(hidden_CD, targets_C, mask_C, *, head_VD, z_loss, with_gradient):
     log_total_C = (highest_C1 + jnp.log(total_C1))[:, 0]
     target_logit_C = jnp.take_along_axis(logits_CV, targets_C[:, None], axis=1)[:, 0]
     cross_entropy = jnp.sum((log_total_C - target_logit_C) * mask_C)
-    sums = cross_entropy + z_loss * jnp.sum(log_total_C * log_total_C * mask_C), cross_entropy
+    penalty = z_loss * jnp.sum(log_total_C * log_total_C * mask_C)
+    sums = cross_entropy + penalty, (cross_entropy, penalty)
     if not with_gradient:
         return sums, ()
     # d/dlogits: mask * (softmax * (1 + 2 z logsumexp) - onehot(target)).

@@ -41,7 +41,8 @@ def _linear(schedule: Schedule, update: int) -> float:
         return schedule.peak * update / warmup
     if update >= horizon:
         return final
-    return schedule.peak - (schedule.peak - final) * (update - warmup) / (horizon - warmup)
+    # The fraction first, as the reference has it: near the end the two roundings differ by 1e-11.
+    return schedule.peak - (schedule.peak - final) * ((update - warmup) / (horizon - warmup))
 
 
 def _constant(schedule: Schedule, update: int) -> float:

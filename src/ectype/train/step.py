@@ -100,13 +100,13 @@ def _local_gradients(
 
         (gradients, sums), _ = jax.lax.scan(accumulate, start, rows)
     gradients = jax.tree.map(partial(_sum_over_devices, dtype=recipe.numerics.gradient_reduction), gradients, specs)
-    loss, total = jax.lax.psum(sums, BATCH_AXES)
-    metrics = Metrics(loss, total - loss, _norm(gradients, specs), jnp.zeros((), bool), counted)
+    loss, z_loss = jax.lax.psum(sums, BATCH_AXES)
+    metrics = Metrics(loss, z_loss, _norm(gradients, specs), jnp.zeros((), bool), counted)
     return gradients, metrics
 
 
 def _objective(params: Tree, rows: Tree, *, recipe: Recipe, placement: Placement, specs: Tree, counted: jax.Array):
-    """(objective / counted, (cross-entropy / counted, objective / counted)) of one micro-batch on one device."""
+    """(objective, (cross-entropy, z-loss)), each over `counted`, of one micro-batch on one device."""
     tokens, targets, mask, segment_ids = rows
     gather = partial(_gather, specs=specs)
     hidden_mLD = forward(
@@ -117,11 +117,11 @@ def _objective(params: Tree, rows: Tree, *, recipe: Recipe, placement: Placement
     head_VD = head_weight(
         {part: gather(part, params[part]) for part in ("embedding", "head") if part in params}, recipe.model
     )
-    total, cross_entropy = summed_loss(
+    total, parts = summed_loss(
         hidden_mLD.reshape(-1, hidden_mLD.shape[-1]), head_VD, targets.reshape(-1), mask.reshape(-1),
         recipe.loss.z_loss, placement.loss_chunk_tokens,
     )  # fmt: skip
-    return total / counted, (cross_entropy / counted, total / counted)
+    return total / counted, (parts[0] / counted, parts[1] / counted)
 
 
 def remat_of(placement: Placement) -> Callable[[Any], Any]:
