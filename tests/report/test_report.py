@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -157,6 +158,17 @@ def test_a_landmark_that_was_not_evaluated_keeps_its_row(run_dir: Path) -> None:
     partly = {step: evaluation for step, evaluation in records.evaluations.items() if step != 240}
     text = _visible(render(replace(records, evaluations=partly)))
     assert "240 not evaluated" in text
+
+
+def test_a_reference_that_is_elsewhere_is_said_and_the_rest_shown(compared: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(compared, run)
+    recipe = (run / "recipe.yaml").read_text()
+    (run / "recipe.yaml").write_text(recipe.replace("package:demo/bundle\n", "nowhere/bundle\n"))
+    text = _visible(render(load_records(run)))
+    assert "There is no log of the reference to lay it over: reference: no file nowhere/bundle" in text
+    assert "Same model" in text
+    assert CliRunner().invoke(app, ["report", str(run), "--reference", "nowhere"]).exit_code == 2
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

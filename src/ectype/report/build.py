@@ -33,7 +33,7 @@ def write_report(run_dir: Path, out: Path | None = None, reference: str | None =
 def render(records: RunRecords) -> str:
     """The page of a run's records."""
     recipe, reference = records.recipe, records.reference
-    against = f"{reference.name} ({reference.framework})" if reference else "no reference"
+    against = f"{reference.name} ({reference.framework})" if reference else "no reference that is at hand"
     made = datetime.now(UTC).strftime("%-d %B %Y, %H:%M UTC")
     return page(
         title=f"{recipe.name}: Ectype report",
@@ -52,7 +52,13 @@ def _parts(records: RunRecords) -> list[Part]:
         criteria_part(records),
         landmarks_part(records.evaluations, landmarks),
         training_part(
-            records.metrics, records.reference_log, records.differences, records.overlay, landmarks, horizon_step
+            records.metrics,
+            records.reference_log,
+            records.differences,
+            records.overlay,
+            landmarks,
+            horizon_step,
+            records.reference_problem,
         ),
         domains_part(records.evaluations),
         divergence_part(records.evaluations, _kl_tolerance(records)),

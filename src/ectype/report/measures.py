@@ -36,6 +36,7 @@ def training_part(
     overlay: Overlay | None,
     landmarks: Sequence[int],
     horizon_step: int | None = None,
+    reference_problem: str | None = None,
 ) -> Part:
     """Our training loss over the reference's log, and how far apart they are."""
     title, lead = "Training loss", "Our log over the reference's. Close curves are needed, but prove nothing alone."
@@ -45,7 +46,8 @@ def training_part(
     if reference is None or differences is None or overlay is None:
         drawn = figures.training_loss(run.steps, run.loss, None, None, landmarks)
         place = plot("training", "Loss per update", f"Our training loss over {len(run.steps):,} updates.")
-        none = missing("No log of the reference to lay it over: the reference names none, or they share no update.")
+        why = reference_problem or "the reference names none, or they share no update"
+        none = missing(f"There is no log of the reference to lay it over: {why}.")
         return Part("training", "Training", section("training", title, lead, place, none), {"training": drawn})
     shared = np.isin(reference.steps, differences.steps)
     theirs = reference.loss[shared]

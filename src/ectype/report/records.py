@@ -44,6 +44,8 @@ class RunRecords:
     evaluations: Mapping[int, Evaluation]
     verdict: VerdictRecord | None
     reference: Reference | None
+    reference_problem: str | None
+    """Why the reference that the recipe names can't be read here; None when it can, or when it names none."""
     reference_log: TrainingLog | None
     differences: Differences | None
     overlay: Overlay | None
@@ -61,11 +63,10 @@ def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords
         reference_path: the reference to lay the log over; None takes the one that the recipe names.
 
     Raises:
-        EctypeError: no run folder, or a file in it that is there but can't be read.
+        EctypeError: no run folder, a file in it that is there but can't be read, or no reference at `reference_path`.
     """
     recipe = load_run_recipe(run_dir)
-    named = reference_path or recipe.inputs.reference
-    reference = load_reference(named) if named else None
+    reference, problem = _reference(recipe, reference_path)
     metrics = read_metrics(run_dir) if (run_dir / "metrics.jsonl").is_file() else None
     verdict = _read_verdict(run_dir)
     log = read_training_log(reference.log) if reference and reference.log else None
@@ -78,12 +79,25 @@ def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords
         evaluations=_read_evaluations(run_dir),
         verdict=verdict,
         reference=reference,
+        reference_problem=problem,
         reference_log=log,
         differences=differences,
         overlay=verdict.overlay if verdict else _overlay(differences, recipe),
         audit=_optional(run_dir / "audit.json"),
         parity=_optional(run_dir / "parity.json"),
     )
+
+
+def _reference(recipe: Recipe, path: str | None) -> tuple[Reference | None, str | None]:
+    """The reference, or why there is none. A run may be looked at on a machine that does not hold its reference."""
+    if path is not None:
+        return load_reference(path), None
+    if recipe.inputs.reference is None:
+        return None, None
+    try:
+        return load_reference(recipe.inputs.reference), None
+    except EctypeError as error:
+        return None, error.found
 
 
 def _overlay(differences: Differences | None, recipe: Recipe) -> Overlay | None:
