@@ -36,9 +36,8 @@ def attention(
     """
     batch, length, heads, head_dim = query_BLHK.shape
     groups = key_BLGK.shape[2]
-    scale = head_dim**-0.5
     # Head-major once, outside the blocks: every product below is then a plain batched one.
-    query = (query_BLHK * jnp.asarray(scale, query_BLHK.dtype)).transpose(0, 2, 1, 3)
+    query = query_BLHK.transpose(0, 2, 1, 3)
     query = query.reshape(batch, groups, heads // groups, length, head_dim)
     key, value = key_BLGK.transpose(0, 2, 1, 3), value_BLGK.transpose(0, 2, 1, 3)
     window = length if window_tokens is None else min(window_tokens, length)
@@ -77,7 +76,8 @@ def _masked_scores(query, key, segments, span: Span, window: int) -> jax.Array:
     if segments is not None:
         same_document = segments[:, start:stop, None] == segments[:, None, first:stop]
         visible = (visible & same_document)[:, None, None]
-    return jnp.where(visible, scores, -jnp.inf)
+    # Scaled in float32: in bfloat16 a scaled query would be rounded twice.
+    return jnp.where(visible, scores * query.shape[-1] ** -0.5, -jnp.inf)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -115,7 +115,7 @@ def _attend_backward(spans, window, residuals, grad_output):
         grad_weights = jnp.einsum(
             "bgrqk,bgsk->bgrqs", grad_output[rows], value[columns], preferred_element_type=jnp.float32
         )
-        grad_scores = (weights * (grad_weights - mean_grad[rows])).astype(query.dtype)
+        grad_scores = (weights * (grad_weights - mean_grad[rows]) * query.shape[-1] ** -0.5).astype(query.dtype)
         grad_queries.append(jnp.einsum("bgrqs,bgsk->bgrqk", grad_scores, key[columns]))
         add_to_key = jnp.einsum("bgrqs,bgrqk->bgsk", grad_scores, query[rows], preferred_element_type=jnp.float32)
         add_to_value = jnp.einsum(

@@ -28,6 +28,7 @@ from ectype.weights.checkpoint import (
     load_weights,
     read_meta,
     refuse_differences,
+    save_arguments,
 )
 from ectype.weights.store import Leaf
 
@@ -59,7 +60,7 @@ class Saver:
             return
         description = describe(self._recipe.model, self._recipe.numerics.parameters, kind="run", step=step, **meta)
         items = {
-            WEIGHTS_ITEM: ocp.args.StandardSave(state.params),
+            WEIGHTS_ITEM: ocp.args.StandardSave(state.params, save_args=save_arguments(state.params)),
             OPTIMIZER_ITEM: ocp.args.StandardSave(optimizer_tree(state.optimizer, state.step)),
             META_ITEM: ocp.args.JsonSave(description),
         }

@@ -201,6 +201,7 @@ def _meta(job: Job, step: int, ledger_digest: np.ndarray) -> dict[str, Any]:
         "recipe_hash": recipe_hash(job.recipe),
         "next_batch": step,
         "tokens_seen": step * job.recipe.data.global_batch_tokens,
+        "sequence_length_tokens": job.recipe.data.sequence_length_tokens,
         "index_fingerprint": job.index.fingerprint,
         "ledger_digest": [f"{int(word):016x}" for word in ledger_digest],
     }

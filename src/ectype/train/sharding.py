@@ -24,6 +24,8 @@ def prepare_devices(placement: Placement) -> None:
     if placement.platform != "cpu":
         return
     wanted = placement.devices or 1
+    if jax.config.jax_num_cpu_devices >= wanted:
+        return  # More than enough were asked for already: the mesh takes the first ones.
     try:
         jax.config.update("jax_num_cpu_devices", wanted)
     except RuntimeError:

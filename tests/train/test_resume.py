@@ -1,0 +1,211 @@
+"""Stops, restarts and kills: the same losses and parameters to the last bit, and every window once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ectype.data.audit_run import audit_run
+from ectype.data.index import load_index
+from ectype.data.order import make_order
+from ectype.errors import EctypeError, Stopped
+from ectype.recipe.load import load_placement, load_recipe
+from ectype.train.checkpoint import finished_steps
+from ectype.train.loop import train_run
+from ectype.weights.load import load_any_weights
+
+STEPS = 10
+SMALL = [
+    "model.d_model=16", "model.n_heads=2", "model.n_kv_heads=1", "model.head_dim=8", "model.d_ffn=24",
+    "model.n_layers=2", "model.window_pattern=[8, null]", "data.sequence_length_tokens=32",
+    "data.order.max_target_length_tokens=32", "optimizer.skip_step.window_steps=8", f"duration_steps={STEPS}",
+    f"schedule.horizon_steps={STEPS}", "schedule.warmup_steps=3", "landmarks=[0, 4]", "inputs.weights=null",
+    "inputs.padded_rows=null",
+]  # fmt: skip
+PLACEMENT = ["checkpoints.every_steps=1", "checkpoints.keep_last=3", "devices=2"]
+
+
+def recipe(*more):
+    return load_recipe("toy-calm", [*SMALL, *more])
+
+
+def train(run, *more, placement=(), **options):
+    return train_run(recipe(*more), load_placement("cpu-one", [*PLACEMENT, *placement]), run, **options)
+
+
+def rows(run):
+    names = ("step", "loss", "z_loss", "grad_norm", "learning_rate", "skipped", "loss_tokens")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [tuple(line[name] for name in names) for line in lines]
+
+
+def final_bytes(run):
+    from ectype.weights import tree
+
+    params, _, _ = load_any_weights(run, step=STEPS)
+    return {path: np.asarray(leaf).tobytes() for path, leaf in tree.flatten(params).items()}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    run = tmp_path_factory.mktemp("straight") / "run"
+    train(run)
+    return run
+
+
+def assert_same(run, straight):
+    assert rows(run) == rows(straight)
+    assert final_bytes(run) == final_bytes(straight)
+    spec = recipe()
+    index = load_index(spec.inputs.index, spec.data, spec.model.vocab_size)
+    audit = audit_run(run, make_order(index.windows, spec.data), STEPS)
+    assert audit.clean, audit
+    assert audit.epochs[0].read_once == STEPS * spec.data.global_batch_windows
+
+
+@pytest.mark.parametrize("stops", [[5], list(range(1, STEPS)), [3, 4, 9]])
+def test_restarts_are_bit_equal(straight, tmp_path, stops):
+    """C27: 10 steps straight, 5 + 5, and a restart at every step."""
+    for stop in (*stops, STEPS):
+        assert train(tmp_path / "run", until=stop).step == stop
+    assert_same(tmp_path / "run", straight)
+
+
+def test_unfinished_and_foreign_folders_are_not_resumed_from(straight, tmp_path):
+    """C27: an incomplete folder 7 and an unrelated folder 999 change nothing."""
+    run = tmp_path / "run"
+    train(run, until=5)
+    for name in ("7", "00000007", "999", "00000999", "00000006.orbax-checkpoint-tmp-1"):
+        (run / "checkpoints" / name / "weights").mkdir(parents=True)
+    train(run)
+    assert_same(run, straight)
+
+
+def test_a_renamed_checkpoint_is_refused(tmp_path):
+    """C27: the position is the one stored in the checkpoint, and a name that disagrees is an error."""
+    run = tmp_path / "run"
+    train(run, until=3)
+    (run / "checkpoints/00000003").rename(run / "checkpoints/00000008")
+    with pytest.raises(EctypeError, match="holds step 3"):
+        train(run)
+
+
+def test_retention_keeps_landmarks_and_the_last(straight):
+    assert finished_steps(straight) == [0, 4, 8, 9, 10]
+
+
+def test_skip_history_survives_a_restart(tmp_path):
+    """C38: the history is full right after a restart, so the guard is never off."""
+    run = tmp_path / "run"
+    train(run, until=6)
+    from ectype.train.checkpoint import restore
+    from ectype.train.sharding import make_mesh
+
+    state, meta = restore(run, 6, recipe(), make_mesh(load_placement("cpu-one", ["devices=2"])))
+    assert int(state.optimizer.history.count) == 6
+    losses = [row[1] for row in rows(run)]
+    assert np.asarray(state.optimizer.history.losses)[:6].tolist() == losses
+    assert meta["next_batch"] == 6
+
+
+def test_another_recipe_is_refused_field_by_field_unless_named(tmp_path):
+    run = tmp_path / "run"
+    train(run, until=2)
+    with pytest.raises(EctypeError, match=r"schedule\.peak: stored 0\.0006, asked 0\.001") as caught:
+        train(run, "schedule.peak=1e-3", "optimizer.beta2=0.99")
+    assert "optimizer.beta2: stored 0.95, asked 0.99" in str(caught.value)
+    assert train(run, "schedule.peak=1e-3", until=3, allowed=["schedule.peak"]).step == 3
+
+
+def test_other_data_is_refused(tmp_path):
+    run = tmp_path / "run"
+    train(run, until=2)
+    manifest = tmp_path / "m.txt"
+    package = Path(sys.modules["ectype"].__file__).parent / "demo/bundle/tokens"
+    manifest.write_text(f"kjv,{package}/kjv/part-0.npy\n")
+    with pytest.raises(EctypeError, match="index fingerprint"):
+        train(run, f"inputs.index={manifest}")
+
+
+def test_partial_restore_is_refused(tmp_path):
+    """C44: three layers into four, and bfloat16 moments into float32."""
+    run = tmp_path / "run"
+    train(run, until=2)
+    with pytest.raises(EctypeError, match="n_layers is 2, not 4"):
+        train(run, "model.n_layers=4", allowed=["*"])
+    with pytest.raises(EctypeError, match=r"first_moment\.\S+ has dtype float32, not bfloat16"):
+        train(run, "numerics.moments=bfloat16", allowed=["*"])
+
+
+def test_missing_moments_are_listed(tmp_path):
+    """C44: a file that lacks the second moment."""
+    import shutil
+
+    run = tmp_path / "run"
+    train(run, until=2)
+    shutil.rmtree(run / "checkpoints/00000002/optimizer")
+    with pytest.raises(EctypeError, match="optimizer"):
+        train(run)
+
+
+def test_a_run_folder_takes_one_trainer(tmp_path):
+    from ectype.train.run_folder import locked
+
+    with locked(tmp_path / "run"), pytest.raises(EctypeError, match="another process"):
+        train(tmp_path / "run")
+
+
+def test_files_that_are_no_run_are_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(EctypeError, match=r"no run\.json"):
+        train(tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+def test_sigterm_saves_and_resumes(straight, tmp_path):
+    run = tmp_path / "run"
+    with pytest.raises(Stopped, match="step 4"):
+        train(run, watch=lambda row: row["step"] == 4 and os.kill(os.getpid(), signal.SIGTERM))
+    train(run)
+    assert_same(run, straight)
+
+
+def test_a_batch_that_devices_cannot_share_names_workable_counts(tmp_path):
+    with pytest.raises(EctypeError, match="nearest workable counts: 1, 2, 4"):
+        train(tmp_path / "run", placement=["devices=3"])
+
+
+def _start(run):
+    command = [sys.executable, "-m", "ectype.cli", "train", "toy-calm", "--run", str(run), "--placement", "cpu-one"]
+    command += [part for value in SMALL for part in ("--set", value)]
+    command += [part for value in PLACEMENT for part in ("--placement-set", value)]
+    flags = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    return subprocess.Popen(command, env=os.environ | flags, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def test_kill_in_the_middle_of_a_save(straight, tmp_path):
+    """kill -9 while an unfinished checkpoint folder exists, three times; then bit-equal to the undisturbed run."""
+    run = tmp_path / "run"
+    kills = 0
+    while kills < 3:
+        process = _start(run)
+        deadline = time.monotonic() + 240
+        while process.poll() is None and time.monotonic() < deadline:
+            if list((run / "checkpoints").glob("*tmp*")) and len(finished_steps(run)) > kills:
+                process.kill()
+            time.sleep(0.002)
+        process.wait()
+        assert process.returncode in (0, -9), process.stderr.read().decode()
+        kills += 1
+        if process.returncode == 0:
+            break
+    process = _start(run)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors.decode()
+    assert_same(run, straight)
