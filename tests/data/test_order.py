@@ -61,6 +61,12 @@ def test_keyed_permutation_is_a_bijection_with_random_access(size: int) -> None:
         assert (permute(np.arange(size), size, "other") != ids).mean() > 0.9
 
 
+def test_keyed_permutation_stays_as_it_is() -> None:
+    """Runs that began with it must be able to resume: these values never change."""
+    ids = permute(np.arange(5), 724_000_000, "34521/0/1/724000000")
+    assert ids.tolist() == [3961227, 415406754, 445791076, 279978436, 641298976]
+
+
 def test_keyed_permutation_mixes_as_a_shuffle_does() -> None:
     """Neighbours land apart, and every tenth of the positions draws evenly from every tenth of the ids (chi-square)."""
     size = 724_000_000

@@ -31,18 +31,25 @@ def permute(positions: np.ndarray, size: int, key: str) -> np.ndarray:
 
 def mix64(values: np.ndarray) -> np.ndarray:
     """SplitMix64's finaliser of each uint64: a bijection whose every output bit depends on every input bit."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    values = values ^ (values >> np.uint64(30))
+    values *= np.uint64(0xBF58476D1CE4E5B9)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(0x94D049BB133111EB)
+    values ^= values >> np.uint64(31)
+    return values
 
 
 def _network(values: np.ndarray, side: np.uint64, keys: list[np.uint64]) -> np.ndarray:
     left, right = values // side, values % side
     for key in keys:
         # The high half of the mixed word, scaled to range(side): no division, bias below 2**-32 of a step.
-        scaled = ((mix64(right + key) >> np.uint64(32)) * side) >> np.uint64(32)
-        mixed = left + scaled
-        left, right = right, np.where(mixed >= side, mixed - side, mixed)
+        mixed = mix64(right + key)
+        mixed >>= np.uint64(32)
+        mixed *= side
+        mixed >>= np.uint64(32)
+        mixed += left
+        np.subtract(mixed, side, out=mixed, where=mixed >= side)
+        left, right = right, mixed
     return left * side + right
 
 
