@@ -25,6 +25,10 @@ class EctypeError(Exception):
         self.mend = mend
 
 
+class DamagedCheckpointError(EctypeError):
+    """A checkpoint that can't be read in full: an older one may still be good."""
+
+
 class Stopped(Exception):  # noqa: N818 - it is no error
     """The work was interrupted after its state was saved; the same command resumes it."""
 

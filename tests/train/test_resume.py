@@ -170,7 +170,8 @@ def test_files_that_are_no_run_are_left_alone(tmp_path):
 
 def test_sigterm_saves_and_resumes(straight, tmp_path):
     run = tmp_path / "run"
-    with pytest.raises(Stopped, match="step 4"):
+    # The request travels with the next update, so that all processes stop at the same one.
+    with pytest.raises(Stopped, match="step 5"):
         train(run, watch=lambda row: row["step"] == 4 and os.kill(os.getpid(), signal.SIGTERM))
     train(run)
     assert_same(run, straight)
@@ -209,3 +210,60 @@ def test_kill_in_the_middle_of_a_save(straight, tmp_path):
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors.decode()
     assert_same(run, straight)
+
+
+@pytest.mark.parametrize("damage", ["weights", "optimizer"])
+def test_a_damaged_checkpoint_is_named_and_an_older_one_taken(straight, tmp_path, damage):
+    """The newest complete checkpoint that can be read wins; nothing is deleted."""
+    run, warnings = tmp_path / "run", []
+    train(run, until=6)
+    for path in (run / "checkpoints/00000006" / damage).rglob("d/*"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    train(run, warn=warnings.append)
+    assert any("00000006" in text for text in warnings)
+    assert rows(run) == rows(straight)
+
+
+def test_never_back_to_step_zero_when_no_checkpoint_can_be_read(tmp_path):
+    run = tmp_path / "run"
+    train(run, until=2)
+    for path in (run / "checkpoints").rglob("d/*"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(EctypeError, match="none of its checkpoints can be read"):
+        train(run)
+
+
+def test_rolling_back_archives_later_steps(straight, tmp_path):
+    """C45: run to 8, back to 4, on to 6; a restart uses the new branch, and the ledger counts each window once."""
+    run = tmp_path / "run"
+    keep_all = ["checkpoints.keep_last=20"]
+    train(run, until=8, placement=keep_all)
+    train(run, "schedule.peak=1e-3", until=6, from_step=4, allowed=["schedule.peak"], placement=keep_all)
+    assert finished_steps(run) == [0, 1, 2, 3, 4, 5, 6]
+    assert sorted(p.name for p in (run / "checkpoints/rolled-back-1").iterdir()) == [f"{s:08d}" for s in (5, 6, 7, 8)]
+    branch = rows(run)
+    assert branch[:4] == rows(straight)[:4]
+    assert branch[5] != rows(straight)[5]
+    train(run, "schedule.peak=1e-3", until=7, placement=keep_all)
+    assert rows(run)[:6] == branch
+    with pytest.raises(EctypeError, match="no checkpoint of step 9"):
+        train(run, "schedule.peak=1e-3", from_step=9)
+
+
+@pytest.mark.parametrize(("before", "after"), [((8, 2), (4, 4)), ((8, 1), (1, 1)), ((4, 1), (8, 8)), ((2, 2), (1, 1))])
+def test_restore_on_another_mesh_is_bit_equal(tmp_path, before, after):
+    """C43: parameters, moments and counters, whatever mesh wrote them; the target decides the layout."""
+    import jax
+
+    from ectype.train.checkpoint import restore
+    from ectype.train.sharding import make_mesh
+
+    meshes = [make_mesh(load_placement("cpu-one", [f"devices={n}", f"mesh.fsdp={f}"])) for n, f in (before, after)]
+    train(tmp_path / "run", until=2, placement=[f"devices={before[0]}", f"mesh.fsdp={before[1]}"])
+    states = [restore(tmp_path / "run", 2, recipe(), mesh)[0] for mesh in meshes]
+    for left, right in zip(*map(jax.tree.leaves, states), strict=True):
+        assert np.array_equal(np.asarray(left), np.asarray(right))
+        assert left.dtype == right.dtype
+    assert {leaf.sharding.mesh.size for leaf in jax.tree.leaves(states[1])} == {after[0]}
+    resumed = train(tmp_path / "run", until=3, placement=[f"devices={after[0]}", f"mesh.fsdp={after[1]}"])
+    assert resumed.step == 3

@@ -37,7 +37,7 @@ def one_update(*placement, extra=()):
     keep = np.ones(8, bool)
     keep[[1, 6, 7]] = False
     segments = np.sort(np.random.default_rng(1).integers(0, 3, (8, 16)), axis=1).astype(np.int32)
-    batch = DeviceBatch(jnp.asarray(tokens), jnp.asarray(keep), jnp.asarray(segments))
+    batch = DeviceBatch(jnp.asarray(tokens), jnp.asarray(keep), jnp.zeros(8, bool), jnp.asarray(segments))
     step = jax.jit(build_train_step(recipe, where, mesh))
     state, metrics = step(state, batch, np.float32(1e-3))
     return recipe, batch, state, jax.device_get(metrics)

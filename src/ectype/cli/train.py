@@ -1,5 +1,6 @@
 """`ectype train`: from a recipe to a trained run."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,15 @@ def train(
         str | None, typer.Option("--padded-rows", help="Side file with rows that a Hugging Face export dropped.")
     ] = None,
     until: Annotated[int | None, typer.Option(min=1, help="Stop after this many updates in all.")] = None,
+    from_step: Annotated[
+        int | None,
+        typer.Option("--from-step", min=0, help="Roll back to this checkpoint first; later ones are archived."),
+    ] = None,
+    coordinator: Annotated[
+        str | None, typer.Option(help="HOST:PORT of process 0 of a job of several processes.")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Processes of the job.")] = None,
+    process: Annotated[int | None, typer.Option(min=0, help="This process's number.")] = None,
     allow_change: Annotated[
         list[str] | None,
         typer.Option("--allow-change", help="Recipe field that may differ from the run's; may repeat."),
@@ -37,7 +47,9 @@ def train(
 ) -> None:
     """Train a recipe into a run folder, or resume it. Example: ectype train toy-calm --run runs/calm"""
     from ectype.recipe.load import load_placement, load_recipe
+    from ectype.train.distributed import join
     from ectype.train.loop import train_run
+    from ectype.train.sharding import prepare_devices
 
     spec = load_recipe(recipe, overrides or ())
     given: dict[str, Any] = {} if index is None else {"index": index}
@@ -45,6 +57,8 @@ def train(
         given |= {"weights": weights, "padded_rows": padded_rows}
     spec = spec.model_copy(update={"inputs": spec.inputs.model_copy(update=given)})
     where = load_placement(placement, placement_overrides or ())
+    prepare_devices(where)
+    join(coordinator, processes, process)
     with open_tensorboard(tensorboard) as write, ProgressBar() as bar:
 
         def watch(row: dict[str, Any]) -> None:
@@ -54,7 +68,10 @@ def train(
             )
             write(row)
 
-        result = train_run(spec, where, run, until=until, allowed=allow_change or (), progress=bar, watch=watch)
+        result = train_run(
+            spec, where, run, until=until, from_step=from_step, allowed=allow_change or (), progress=bar, watch=watch,
+            warn=lambda text: print(f"warning: {text}", file=sys.stderr),
+        )  # fmt: skip
     record = {"run": str(run), "step": result.step, "last": result.last}
     emit(record, json_output, lambda: print(f"{run}: {result.step} of {spec.duration_steps} updates done"))
 

@@ -49,3 +49,7 @@ class Placement(Section):
     """Query and key block of the blockwise kernel; None lets the kernel choose by length and window."""
     checkpoints: Checkpoints = Checkpoints()
     loader: Loader = Loader()
+    phase_limit_seconds: Positive = 3600
+    """A phase (start, compile and first step, one update, one save) that lasts longer ends the process by name."""
+    compilation_cache: str | None = None
+    """Folder where compiled programs are kept, so that a restart compiles nothing; None keeps none."""

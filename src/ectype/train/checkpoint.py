@@ -4,7 +4,7 @@ A directory `checkpoints/<step>` exists only when it is complete: Orbax writes b
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from ectype.errors import EctypeError
+from ectype.errors import DamagedCheckpointError, EctypeError
 from ectype.recipe.placement import Checkpoints
 from ectype.recipe.spec import Recipe
 from ectype.train.optimizer import init_optimizer
@@ -134,7 +134,7 @@ def restore(run_dir: Path, step: int, recipe: Recipe, mesh: Mesh) -> tuple[Train
         with ocp.StandardCheckpointer() as checkpointer:
             stored = checkpointer.restore((path / OPTIMIZER_ITEM).absolute(), target)
     except Exception as error:
-        raise EctypeError(
+        raise DamagedCheckpointError(
             f"{path}: {str(error).strip().splitlines()[-1]}", "every chunk of every array, in full",
             "the checkpoint is damaged: move it away to resume from an older one",
         ) from error  # fmt: skip
@@ -147,7 +147,39 @@ def restore(run_dir: Path, step: int, recipe: Recipe, mesh: Mesh) -> tuple[Train
     return TrainState(params, optimizer, stored_step), meta
 
 
-def newest_step(run_dir: Path, steps: Sequence[int] | None = None) -> int | None:
-    """The newest complete checkpoint's step, or None."""
-    found = finished_steps(run_dir) if steps is None else steps
-    return max(found, default=None)
+def restore_newest(
+    run_dir: Path, steps: Sequence[int], recipe: Recipe, mesh: Mesh, warn: Callable[[str], None]
+) -> tuple[TrainState, int]:
+    """The state of the newest of `steps` that can be read in full; each one that can't is named by `warn`.
+
+    Raises:
+        EctypeError: none can be read. A run with checkpoints is never begun anew.
+    """
+    for step in sorted(steps, reverse=True):
+        try:
+            return restore(run_dir, step, recipe, mesh)[0], step
+        except DamagedCheckpointError as error:
+            warn(f"skipped a damaged checkpoint: {error.found}")
+    raise EctypeError(
+        f"{run_dir}: none of its checkpoints can be read: steps {sorted(steps)}", "at least one that is whole",
+        "restore the folder from a copy, or begin anew in another --run folder",
+    )  # fmt: skip
+
+
+def roll_back(run_dir: Path, step: int) -> None:
+    """Make `step` the newest checkpoint: later ones move to `checkpoints/rolled-back-<n>/` and never count again.
+
+    Raises:
+        EctypeError: there is no checkpoint of `step`.
+    """
+    steps = finished_steps(run_dir)
+    if step not in steps:
+        raise EctypeError(f"{run_dir} has no checkpoint of step {step}", f"one of {steps}", "name a step that was kept")
+    folder = run_dir / "checkpoints"
+    later = [other for other in steps if other > step]
+    if later:
+        archive = folder / f"rolled-back-{len(list(folder.glob('rolled-back-*'))) + 1}"
+        archive.mkdir()
+        # The newest first: whatever a crash leaves is a run that was rolled back less far, never one with a hole.
+        for other in reversed(later):
+            (folder / f"{other:08d}").rename(archive / f"{other:08d}")

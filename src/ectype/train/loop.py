@@ -3,8 +3,8 @@
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,12 @@ from ectype.progress import Progress, silent
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe
-from ectype.train import checkpoint, run_folder
+from ectype.train import checkpoint, distributed, run_folder
 from ectype.train.schedule import learning_rate
 from ectype.train.sharding import BATCH_AXES, check_batch, make_mesh, prepare_devices
 from ectype.train.state import TrainState, fresh_state, perturbed
 from ectype.train.step import DeviceBatch, Metrics, build_train_step
+from ectype.train.watchdog import Watchdog
 from ectype.weights.load import load_any_weights
 
 Row = dict[str, Any]
@@ -44,6 +45,15 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Watchers:
+    """Who is told of what: bars, each row of metrics, and warnings in words."""
+
+    progress: Progress = silent
+    row: Callable[[Row], None] = lambda row: None
+    warn: Callable[[str], None] = lambda text: None
+
+
+@dataclass(frozen=True)
 class Job:
     """One session's fixed parts."""
 
@@ -54,6 +64,13 @@ class Job:
     index: TokenIndex
     rows: np.ndarray
     perturb: tuple[float, int] | None
+    watchdog: Watchdog
+    watchers: Watchers
+
+    @property
+    def batch_sharding(self) -> NamedSharding:
+        """Rows of the batch split over all devices."""
+        return NamedSharding(self.mesh, PartitionSpec(BATCH_AXES))
 
 
 def train_run(
@@ -62,18 +79,24 @@ def train_run(
     run_dir: Path,
     *,
     until: int | None = None,
+    from_step: int | None = None,
     perturb: tuple[float, int] | None = None,
     allowed: Sequence[str] = (),
     progress: Progress = silent,
     watch: Callable[[Row], None] = lambda row: None,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> Result:
     """Train `recipe` into `run_dir` up to `until` updates, resuming from its newest complete checkpoint.
 
+    Every process of a job calls it alike; process 0 alone writes the manifest and the metrics.
+
     Args:
         until: stop after this many updates in all, with a checkpoint; None: the recipe's duration.
+        from_step: roll back to the checkpoint of this step first; later ones are archived.
         perturb: (scale, seed) of a relative change to the step-0 weights; makes a twin.
         allowed: dotted recipe fields that may differ from those the run began with.
         watch: called with each update's row of metrics.
+        warn: told in words of what was skipped or mended.
 
     Raises:
         EctypeError: inputs that do not fit, or a folder that belongs to another run.
@@ -82,31 +105,53 @@ def train_run(
     prepare_devices(placement)
     mesh = make_mesh(placement)
     check_batch(recipe.data, mesh, placement)
-    end = recipe.duration_steps if until is None else min(until, recipe.duration_steps)
     if recipe.inputs.index is None:
         raise EctypeError("the recipe names no index", "inputs.index", "give --index FILE")
-    index = load_index(recipe.inputs.index, recipe.data, recipe.model.vocab_size, progress=progress)
-    sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-    job = Job(
-        recipe, placement, run_dir, mesh, index, process_rows(sharding, recipe.data.global_batch_windows), perturb
-    )
-    with run_folder.locked(run_dir):
-        run_folder.open_run(run_dir, recipe, placement, index.fingerprint, perturb, allowed)
-        saver = checkpoint.Saver(run_dir, recipe, placement.checkpoints)
-        try:
-            state, start = _begin(job, saver)
-            run_folder.record_session(run_dir, start, mesh.size, jax.process_count())
-            return _train(job, state, start, end, saver, progress, watch)
-        finally:
-            saver.close()
+    watchdog = Watchdog(placement.phase_limit_seconds, jax.process_index(), jax.process_count())
+    with watchdog.running():
+        index = load_index(recipe.inputs.index, recipe.data, recipe.model.vocab_size, progress=progress)
+        rows = process_rows(NamedSharding(mesh, PartitionSpec(BATCH_AXES)), recipe.data.global_batch_windows)
+        watchers = Watchers(progress, watch, warn)
+        job = Job(recipe, placement, run_dir, mesh, index, rows, perturb, watchdog, watchers)
+        with run_folder.locked(run_dir) if jax.process_index() == 0 else nullcontext():
+            if jax.process_index() == 0:
+                run_folder.open_run(run_dir, recipe, placement, index.fingerprint, perturb, allowed)
+                if from_step is not None:
+                    checkpoint.roll_back(run_dir, from_step)
+            distributed.meet("the run folder is open")
+            end = recipe.duration_steps if until is None else min(until, recipe.duration_steps)
+            return _session(job, end)
+
+
+def _session(job: Job, end: int) -> Result:
+    """Restore or begin, train to `end`, and finish the saves under way."""
+    if job.placement.compilation_cache is not None:
+        jax.config.update("jax_compilation_cache_dir", job.placement.compilation_cache)
+    saver = checkpoint.Saver(job.run_dir, job.recipe, job.placement.checkpoints)
+    try:
+        state, start = _begin(job, saver)
+        if jax.process_index() == 0:
+            run_folder.record_session(job.run_dir, start, job.mesh.size, jax.process_count())
+        distributed.meet("the session is recorded")
+        with _signals() as stopping:
+            result = _train(job, state, start, end, saver, stopping)
+        job.watchdog.phase("finishing the last save")
+        saver.wait()
+        if result.step < end:
+            raise Stopped(f"saved at step {result.step} of {end} in {job.run_dir}; the same command resumes")
+        return result
+    finally:
+        saver.close()
 
 
 def _begin(job: Job, saver: checkpoint.Saver) -> tuple[TrainState, int]:
-    """The newest checkpoint's state, or the step-0 weights, saved as landmark 0 where the recipe has one."""
-    step = checkpoint.newest_step(job.run_dir)
-    if step is not None:
-        state, _ = checkpoint.restore(job.run_dir, step, job.recipe, job.mesh)
-        return state, step
+    """The newest readable checkpoint's state, or the step-0 weights, saved as landmark 0 where the recipe has one."""
+    steps = checkpoint.finished_steps(job.run_dir)
+    newest = distributed.from_first_process(max(steps, default=None))
+    if newest is not None:
+        job.watchdog.phase(f"restoring step {newest}")
+        return checkpoint.restore_newest(job.run_dir, steps, job.recipe, job.mesh, job.watchers.warn)
+    job.watchdog.phase("loading step-0 weights")
     state = fresh_state(_initial_weights(job), job.recipe, job.mesh)
     if 0 in job.recipe.landmarks:
         saver.save(state, 0, _meta(job, 0, np.zeros(2, np.uint64)))
@@ -122,45 +167,46 @@ def _initial_weights(job: Job) -> Any:
         params, _, _ = load_any_weights(
             package_path(recipe.inputs.weights), None if padded is None else package_path(padded), model=recipe.model
         )
-    return params if job.perturb is None else perturbed(params, *job.perturb)
+    params = params if job.perturb is None else perturbed(params, *job.perturb)
+    return distributed.whole_arrays(params) if jax.process_count() > 1 else params
 
 
 def _train(
-    job: Job, state: TrainState, start: int, end: int, saver: checkpoint.Saver, progress: Progress,
-    watch: Callable[[Row], None],
-) -> Result:  # fmt: skip
+    job: Job, state: TrainState, start: int, end: int, saver: checkpoint.Saver, stopping: Callable[[], bool]
+) -> Result:
+    """Updates `start` + 1 to `end`, or as far as a signal lets it come; the last one is saved."""
     step_function = _compiled_step(job.recipe, job.placement, job.mesh)
     ledger = Ledger(job.run_dir, jax.process_index(), jax.process_count())
     ledger.begin(start)
-    metrics_file = run_folder.MetricsFile(job.run_dir, start)
-    loader = job.placement.loader
-    row = None
+    loader, row, step = job.placement.loader, None, start
     with (
+        run_folder.MetricsFile(job.run_dir, start) as metrics_file,
         open_loader(
             job.index, job.recipe.data, first_batch=start, end_batch=end, rows=job.rows,
             workers=loader.workers, prefetch=loader.prefetch_batches,
         ) as batches,
-        _signals() as stopping,
     ):  # fmt: skip
-        for step, batch in zip(range(start + 1, end + 1), batches, strict=False):
+        for step in range(start + 1, end + 1):
+            job.watchdog.phase(f"waiting for the data of step {step}")
+            batch = next(batches)
+            job.watchdog.phase(f"compiling, then step {step}" if step == start + 1 else f"step {step}")
             began = time.perf_counter()
             rate = learning_rate(job.recipe.schedule, step)
-            state, metrics = step_function(state, _on_devices(batch, job), np.float32(rate))
-            row = _row(job, step, rate, metrics, batch, began)
+            state, metrics = step_function(state, _on_devices(batch, job, stopping()), np.float32(rate))
+            values = jax.device_get(metrics)
+            row = _row(job, step, rate, values, batch, time.perf_counter() - began)
             ledger.append(batch.batch_number, job.rows, batch.window_ids)
             metrics_file.write(row)
-            watch(row)
-            progress("train", step, end)
-            if saver.is_due(step) or step == end or stopping():
+            job.watchers.row(row)
+            job.watchers.progress("train", step, end)
+            if saver.is_due(step) or step == end or values.stop:
+                job.watchdog.phase(f"saving step {step}")
                 ledger.flush()
                 metrics_file.sync()
                 saver.save(state, step, _meta(job, step, ledger.digest))
-            if stopping() and step < end:
-                saver.wait()
-                metrics_file.close()
-                raise Stopped(f"saved at step {step} of {end} in {job.run_dir}; the same command resumes")
-    metrics_file.close()
-    return Result(end if row is None else row["step"], row)
+            if values.stop:
+                break
+    return Result(step, row)
 
 
 @lru_cache(maxsize=4)
@@ -169,26 +215,25 @@ def _compiled_step(recipe: Recipe, placement: Placement, mesh: Mesh) -> Callable
     return jax.jit(build_train_step(recipe, placement, mesh), donate_argnums=0)
 
 
-def _on_devices(batch: Batch, job: Job) -> DeviceBatch:
+def _on_devices(batch: Batch, job: Job, stop: bool) -> DeviceBatch:
     """This process's rows as global arrays split over the mesh."""
-    place = partial(jax.make_array_from_process_local_data, NamedSharding(job.mesh, PartitionSpec(BATCH_AXES)))
+    place = partial(jax.make_array_from_process_local_data, job.batch_sharding)
     optional = [None if array is None else place(array) for array in (batch.segment_ids, batch.target_mask)]
-    return DeviceBatch(place(batch.tokens), place(batch.keep), *optional)
+    return DeviceBatch(place(batch.tokens), place(batch.keep), place(np.full(len(batch.keep), stop)), *optional)
 
 
-def _row(job: Job, step: int, rate: float, metrics: Metrics, batch: Batch, began: float) -> Row:
-    """One line of metrics; reading them waits for the update to finish."""
-    values = {name: value.item() for name, value in asdict(jax.device_get(metrics)).items()}
-    seconds = time.perf_counter() - began + batch.wait_seconds
+def _row(job: Job, step: int, rate: float, metrics: Metrics, batch: Batch, step_seconds: float) -> Row:
+    """One line of metrics, of values on the host."""
+    seconds = step_seconds + batch.wait_seconds
     tokens = job.recipe.data.global_batch_tokens
     return {
         "step": step,
-        "loss": values["loss"],
-        "z_loss": values["z_loss"],
-        "grad_norm": values["grad_norm"],
+        "loss": metrics.loss.item(),
+        "z_loss": metrics.z_loss.item(),
+        "grad_norm": metrics.grad_norm.item(),
         "learning_rate": rate,
-        "skipped": values["skipped"],
-        "loss_tokens": int(values["loss_tokens"]),
+        "skipped": metrics.skipped.item(),
+        "loss_tokens": int(metrics.loss_tokens),
         "tokens_seen": step * tokens,
         "step_seconds": seconds,
         "data_wait_seconds": batch.wait_seconds,

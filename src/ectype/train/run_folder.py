@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from ectype import __version__
 from ectype.artifacts import read_json, write_bytes_atomic, write_json
 from ectype.errors import EctypeError
@@ -102,21 +104,24 @@ def environment() -> dict[str, Any]:
 
 
 class MetricsFile:
-    """`metrics.jsonl`: one JSON line per update, in order; lines after the resumed step are cut at opening."""
+    """`metrics.jsonl`: one JSON line per update, in order, written by process 0; other processes write nothing.
+
+    Lines after the resumed step, and one that a crash tore, are cut at opening.
+    """
 
     def __init__(self, run_dir: Path, first_step: int) -> None:
-        path = run_dir / "metrics.jsonl"
-        kept = []
-        if path.is_file():
-            for line in path.read_bytes().splitlines(keepends=True):
-                try:
-                    if json.loads(line)["step"] > first_step:
-                        break
-                except ValueError:
-                    break  # A line that a crash tore; everything before it is whole.
-                kept.append(line if line.endswith(b"\n") else line + b"\n")
-            write_bytes_atomic(path, b"".join(kept))
-        self._stream = open(path, "ab")  # noqa: SIM115 - closed by `close`
+        self._stream = open(os.devnull, "ab") if jax.process_index() else None  # noqa: SIM115 - closed by `__exit__`
+        if self._stream is None:
+            path = run_dir / "metrics.jsonl"
+            if path.is_file():
+                write_bytes_atomic(path, b"".join(_lines_up_to(path, first_step)))
+            self._stream = open(path, "ab")  # noqa: SIM115 - closed by `__exit__`
+
+    def __enter__(self) -> "MetricsFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
 
     def write(self, row: dict[str, Any]) -> None:
         """Append one row and hand it to the system, so that followers see it."""
@@ -125,10 +130,18 @@ class MetricsFile:
 
     def sync(self) -> None:
         """Wait until the disk holds every row; call it before a checkpoint that counts on them."""
-        os.fsync(self._stream.fileno())
+        if jax.process_index() == 0:
+            os.fsync(self._stream.fileno())
 
-    def close(self) -> None:
-        self._stream.close()
+
+def _lines_up_to(path: Path, last_step: int) -> Iterator[bytes]:
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            if not line.endswith(b"\n") or json.loads(line)["step"] > last_step:
+                return
+        except ValueError:
+            return
+        yield line
 
 
 def _check_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> None:

@@ -27,10 +27,14 @@ WHOLE_WEIGHT = "whole_weight"
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DeviceBatch:
-    """tokens int32 [B, L]; keep bool [B]; segment_ids int32 [B, L] or None; target_mask bool [B, L] or None."""
+    """tokens int32 [B, L]; keep bool [B]; segment_ids int32 [B, L] or None; target_mask bool [B, L] or None.
+
+    stop: bool [B], True in the rows of a process that was asked to stop; it lets all processes stop at one step.
+    """
 
     tokens: jax.Array
     keep: jax.Array
+    stop: jax.Array
     segment_ids: jax.Array | None = None
     target_mask: jax.Array | None = None
 
@@ -45,6 +49,7 @@ class Metrics:
     grad_norm: jax.Array
     skipped: jax.Array
     loss_tokens: jax.Array
+    stop: jax.Array
 
 
 def build_train_step(recipe: Recipe, placement: Placement, mesh: Mesh) -> Callable[..., tuple[TrainState, Metrics]]:
@@ -101,7 +106,8 @@ def _local_gradients(
         (gradients, sums), _ = jax.lax.scan(accumulate, start, rows)
     gradients = jax.tree.map(partial(_sum_over_devices, dtype=recipe.numerics.gradient_reduction), gradients, specs)
     loss, z_loss = jax.lax.psum(sums, BATCH_AXES)
-    metrics = Metrics(loss, z_loss, _norm(gradients, specs), jnp.zeros((), bool), counted)
+    stop = jax.lax.psum(jnp.any(batch.stop).astype(jnp.int32), BATCH_AXES) > 0
+    metrics = Metrics(loss, z_loss, _norm(gradients, specs), jnp.zeros((), bool), counted, stop)
     return gradients, metrics
 
 

@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 from pydantic import ValidationError
 
 from ectype.artifacts import read_json
-from ectype.errors import EctypeError
+from ectype.errors import DamagedCheckpointError, EctypeError
 from ectype.model.parameters import parameter_shapes
 from ectype.recipe.spec import Model
 from ectype.weights import store, tree
@@ -72,7 +72,10 @@ def save_weights(path: Path, params: Tree, meta: Mapping[str, Any]) -> None:
 
 def read_meta(path: Path) -> dict[str, Any]:
     """The `ectype` item of a finished checkpoint."""
-    meta = read_json(path / META_ITEM / _META_FILE, "Ectype checkpoint")
+    try:
+        meta = read_json(path / META_ITEM / _META_FILE, "Ectype checkpoint")
+    except EctypeError as error:
+        raise DamagedCheckpointError(error.found, error.expected, error.mend) from None
     found = meta.get("format") if isinstance(meta, dict) else None
     if found != FORMAT:
         raise EctypeError(
@@ -130,7 +133,7 @@ def load_weights(
             params = checkpointer.restore((path / WEIGHTS_ITEM).absolute(), tree.unflatten(target))
     except Exception as error:
         # Orbax reports a damaged or missing chunk as a bare Exception around TensorStore's.
-        raise EctypeError(
+        raise DamagedCheckpointError(
             f"{path}: {str(error).strip().splitlines()[-1]}", "every chunk of every array, in full",
             "the checkpoint is damaged: write or fetch it anew",
         ) from error  # fmt: skip

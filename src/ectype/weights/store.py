@@ -17,7 +17,7 @@ import tensorstore
 from etils import epath
 from orbax.checkpoint import type_handlers
 
-from ectype.errors import EctypeError
+from ectype.errors import DamagedCheckpointError, EctypeError
 from ectype.weights import tree
 from ectype.weights.tree import Path as LeafPath
 
@@ -77,7 +77,7 @@ def open_array(folder: Path, path: LeafPath) -> tensorstore.TensorStore:
     try:
         return tensorstore.open(spec, read=True).result()
     except ValueError as error:
-        raise EctypeError(
+        raise DamagedCheckpointError(
             f"{folder}: {name} cannot be opened ({error})", "a complete checkpoint", "write the checkpoint anew"
         ) from None
 

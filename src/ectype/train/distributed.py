@@ -1,0 +1,62 @@
+"""Several processes as one job: how they find each other, and how process 0's word becomes everybody's."""
+
+import os
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from ectype.errors import EctypeError
+
+HEARTBEAT_TIMEOUT_SECONDS = 60
+"""After this long without a sign of a process, the runtime ends all others."""
+_AUTO_DETECTED = ("SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATOR_ADDRESS")
+
+
+def join(coordinator: str | None, processes: int | None, process: int | None) -> None:
+    """Join the job's other processes, before anything touches a device; alone, do nothing.
+
+    Args:
+        coordinator: host:port of process 0. None: JAX finds it on TPU VMs, GKE, Slurm and Open MPI.
+        processes, process: the job's size and this process's number, given together with `coordinator`.
+
+    Raises:
+        EctypeError: only some of the three are given, or the others cannot be reached.
+    """
+    given = [value is not None for value in (coordinator, processes, process)]
+    if any(given) and not all(given):
+        raise EctypeError(
+            f"coordinator {coordinator}, processes {processes}, process {process}", "all three, or none",
+            "give --coordinator HOST:PORT --processes N --process I to every process",
+        )  # fmt: skip
+    if not any(given) and not any(name in os.environ for name in _AUTO_DETECTED):
+        return
+    # Collectives between CPU processes; other platforms bring their own.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        jax.distributed.initialize(coordinator, processes, process, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS)
+    except (RuntimeError, ValueError) as error:
+        raise EctypeError(
+            f"process {process} of {processes} could not join {coordinator}: {error}", "every process of the job up",
+            "check the address and that all processes were started",
+        ) from error  # fmt: skip
+
+
+def from_first_process(number: int | None) -> int | None:
+    """Process 0's `number` on every process; None stays None."""
+    if jax.process_count() == 1:
+        return number
+    told = multihost_utils.broadcast_one_to_all(np.int64(-1 if number is None else number))
+    return None if int(told) < 0 else int(told)
+
+
+def meet(name: str) -> None:
+    """Wait until every process has come to the point called `name`."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+def whole_arrays(tree: Any) -> Any:
+    """Host copies of arrays that this process holds in full, fit to be laid out over several processes."""
+    return jax.tree.map(np.asarray, tree)
