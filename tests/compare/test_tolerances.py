@@ -6,18 +6,19 @@ import numpy as np
 import pytest
 
 from ectype.compare.tolerances import (
-    Errors,
-    disagreement_tolerance,
+    Level,
+    Levels,
     family_half_width,
     family_upper_bound,
     load_floors,
+    multiple_tolerance,
     student_quantile,
     symmetric_tolerance,
     upper_tolerance,
 )
 
 FLOORS = load_floors()
-ERRORS = Errors(0.05, 0.005)
+LEVELS = Levels(Level(0.05, 3.0), Level(0.005, 10.0))
 
 
 def test_every_number_of_the_table_says_where_it_comes_from() -> None:
@@ -26,7 +27,8 @@ def test_every_number_of_the_table_says_where_it_comes_from() -> None:
         *FLOORS.ceilings.values(),
         FLOORS.hold_error,
         FLOORS.reject_error,
-        FLOORS.trajectory_factor,
+        FLOORS.hold_factor,
+        FLOORS.reject_factor,
     ]
     assert all(len(number.source) > 20 and number.unit for number in table)
     assert {name: number.value for name, number in FLOORS.floors.items()} == {
@@ -54,7 +56,7 @@ def test_an_honest_reference_stays_within_the_family_bound(twins: int, member: b
 @pytest.mark.parametrize("twins", [2, 3, 8])
 def test_an_honest_distance_stays_within_the_upper_bound(twins: int) -> None:
     draws = np.random.default_rng(twins).lognormal(-18, 0.3, (2000, twins + 1))
-    inside = [row[0] <= family_upper_bound(row[1:], 0.1) for row in draws]
+    inside = [row[0] <= family_upper_bound(row[1:], Level(0.1, 100.0)) for row in draws]
     assert np.mean(inside) > 0.9 - 0.02
 
 
@@ -65,36 +67,43 @@ def test_more_twins_make_the_bound_tighter_and_smaller_errors_make_it_wider() ->
 
 
 def test_one_twin_gives_a_multiple_of_itself() -> None:
-    assert family_upper_bound([2e-9], 0.01) == pytest.approx(6e-9)
-    assert family_upper_bound([0.0, 2e-9], 0.01) == pytest.approx(6e-9)
+    assert family_upper_bound([2e-9], Level(0.01, 3.0)) == pytest.approx(6e-9)
+    assert family_upper_bound([0.0, 2e-9], Level(0.01, 3.0)) == pytest.approx(6e-9)
 
 
 def test_the_floor_rules_where_noise_is_smaller_and_noise_where_it_is_larger() -> None:
     floor = FLOORS.floors["held_out_loss"]
-    small = symmetric_tolerance([1e-8, -1e-8, 2e-8], True, floor, None, ERRORS)
+    small = symmetric_tolerance([1e-8, -1e-8, 2e-8], True, floor, None, LEVELS)
     assert (small.within, small.beyond) == (1e-5, 1e-5)
     assert small.source.startswith("floor: ")
-    large = symmetric_tolerance([1e-3, -1e-3, 2e-3], True, floor, None, ERRORS)
+    large = symmetric_tolerance([1e-3, -1e-3, 2e-3], True, floor, None, LEVELS)
     assert 1e-3 < large.within < large.beyond
     assert "3 twins" in large.source
 
 
 def test_unknown_noise_can_confirm_and_never_reject() -> None:
-    assert math.isinf(upper_tolerance(None, FLOORS.floors["kl_mean"], None, ERRORS).beyond)
-    found = symmetric_tolerance(None, True, None, None, ERRORS)
+    assert math.isinf(upper_tolerance(None, FLOORS.floors["kl_mean"], None, LEVELS).beyond)
+    found = symmetric_tolerance(None, True, None, None, LEVELS)
     assert (found.within, found.beyond) == (0.0, math.inf)
-    assert math.isinf(symmetric_tolerance([math.nan], True, None, None, ERRORS).beyond)
+    assert math.isinf(symmetric_tolerance([math.nan], True, None, None, LEVELS).beyond)
 
 
 def test_noise_above_the_ceiling_widens_rejection_only() -> None:
     ceiling = FLOORS.ceilings["held_out_loss"]
-    found = symmetric_tolerance([1.0, -1.0], True, None, ceiling, ERRORS)
+    found = symmetric_tolerance([1.0, -1.0], True, None, ceiling, LEVELS)
     assert found.within == ceiling.value < found.beyond
     assert "ceiling" in found.source
 
 
-def test_disagreement_is_bounded_from_above() -> None:
-    found = disagreement_tolerance([0.98, 0.982, 0.981], FLOORS.floors["top1_agreement"], None, ERRORS)
-    assert 0.02 < found.within < found.beyond < 0.1
-    floor = disagreement_tolerance([1.0, 1.0], FLOORS.floors["top1_agreement"], None, ERRORS)
-    assert (floor.within, floor.beyond) == pytest.approx((0.001, 0.001))
+def test_before_the_horizon_noise_counts_threefold_and_never_statistically() -> None:
+    floor, factor = FLOORS.floors["kl_mean"], FLOORS.hold_factor
+    scattered = [1.3e-9, 5.5e-10, 1.7e-10]
+    small = multiple_tolerance(scattered, floor, factor)
+    assert (small.within, small.beyond) == (1e-6, 1e-6)
+    large = multiple_tolerance([-1e-6, 2e-6], floor, factor)
+    assert (large.within, large.beyond) == pytest.approx((6e-6, 6e-6))
+    assert math.isinf(multiple_tolerance([math.nan, 2e-6], floor, factor).beyond)
+
+
+def test_scattered_twins_bound_no_more_than_a_multiple_of_the_largest() -> None:
+    assert family_upper_bound([1e-9, 1e-7], Level(0.004, 3.0)) == pytest.approx(3e-7)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ectype.compare.bootstrap import Interval
-from ectype.compare.noise import Noise
-from ectype.compare.tolerances import Errors, Floors, SourcedNumber, Tolerance
+from ectype.compare.noise import LandmarkNoise, Noise
+from ectype.compare.tolerances import Floors, Level, Levels, SourcedNumber, Tolerance
 
 Holds = Literal["true", "false", "unclear"]
 
@@ -65,10 +65,22 @@ class Grounds:
         """The widest tolerance that a measure may have."""
         return self.floors.ceilings.get(name)
 
-    def errors(self, comparisons: int) -> Errors:
-        """Error probabilities of each of `comparisons` that are judged together (Bonferroni)."""
-        count = max(1, comparisons)
-        return Errors(self.floors.hold_error.value / count, self.floors.reject_error.value / count)
+    def landmark_noise(self, step: int) -> LandmarkNoise | None:
+        """What the twins showed at one landmark."""
+        return self.noise.landmarks.get(step) if self.noise else None
+
+    def levels(self, comparisons: int) -> Levels:
+        """Levels of each of `comparisons` that are judged together: they share out the error (Bonferroni)."""
+        table, count = self.floors, max(1, comparisons)
+        return Levels(
+            Level(table.hold_error.value / count, table.hold_factor.value),
+            Level(table.reject_error.value / count, table.reject_factor.value),
+        )
+
+    def follows(self, step: int) -> bool:
+        """Whether twins show that the run can be followed step by step up to `step`."""
+        before = self.horizon_step is None or step < self.horizon_step
+        return self.float32 and self.noise is not None and before
 
 
 def finite(value: float) -> float | None:

@@ -8,7 +8,13 @@ import numpy as np
 
 from ectype.compare.bootstrap import Interval, Sample, mean_interval, tokens_needed
 from ectype.compare.criteria import Criterion, Grounds, judge_difference, judge_distance, sampled
-from ectype.compare.tolerances import disagreement_tolerance, symmetric_tolerance, upper_tolerance
+from ectype.compare.tolerances import (
+    SourcedNumber,
+    Tolerance,
+    multiple_tolerance,
+    symmetric_tolerance,
+    upper_tolerance,
+)
 from ectype.evaluate.record import DomainEvaluation, Evaluation, array
 
 LOSS, LOSS_BY_DOMAIN, KL, TOP1 = "held-out loss", "held-out loss by domain", "token KL", "top-1 agreement"
@@ -34,14 +40,9 @@ def held_out_criteria(evaluations: Mapping[int, Evaluation], grounds: Grounds) -
 
 
 def _loss(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int) -> Criterion:
-    noise = grounds.noise.landmarks.get(step) if grounds.noise else None
-    tolerance = symmetric_tolerance(
-        None if noise is None else array(noise.held_out_loss),
-        grounds.noise_is_of_this_run,
-        grounds.floor("held_out_loss"),
-        grounds.ceiling("held_out_loss"),
-        grounds.errors(comparisons),
-    )
+    noise = grounds.landmark_noise(step)
+    measured = None if noise is None else array(noise.held_out_loss)
+    tolerance = _difference_tolerance(step, measured, "held_out_loss", grounds, comparisons)
     interval = mean_interval([_loss_sample(d) for d in evaluation.domains.values()], comparisons, grounds.resamples)
     holds = judge_difference(interval, tolerance)
     needed = tokens_needed(interval, tolerance.within, evaluation.overall.targets)
@@ -49,17 +50,12 @@ def _loss(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int)
 
 
 def _domain_losses(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int) -> list[Criterion]:
-    noise = grounds.noise.landmarks.get(step) if grounds.noise else None
+    noise = grounds.landmark_noise(step)
     criteria = []
     for name, domain in evaluation.domains.items():
-        measured = noise.held_out_loss_domains.get(name) if noise else None
-        tolerance = symmetric_tolerance(
-            None if measured is None else array(measured),
-            grounds.noise_is_of_this_run,
-            grounds.floor("held_out_loss"),
-            grounds.ceiling("held_out_loss_domain"),
-            grounds.errors(comparisons),
-        )
+        found = None if noise is None else noise.held_out_loss_domains.get(name)
+        measured = None if found is None else array(found)
+        tolerance = _difference_tolerance(step, measured, "held_out_loss_domain", grounds, comparisons)
         interval = mean_interval([_loss_sample(domain)], comparisons, grounds.resamples)
         holds = judge_difference(interval, tolerance)
         needed = tokens_needed(interval, tolerance.within, domain.summary.targets)
@@ -67,14 +63,33 @@ def _domain_losses(step: int, evaluation: Evaluation, grounds: Grounds, comparis
     return criteria
 
 
-def _kl(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int) -> Criterion:
-    noise = grounds.noise.landmarks.get(step) if grounds.noise else None
-    tolerance = upper_tolerance(
-        None if noise is None else array(noise.kl_mean),
-        grounds.floor("kl_mean"),
-        grounds.ceiling("kl_mean"),
-        grounds.errors(comparisons),
+def _difference_tolerance(
+    step: int, noise: np.ndarray | None, ceiling: str, grounds: Grounds, comparisons: int
+) -> Tolerance:
+    """Before the horizon a multiple of the twins' largest difference; beyond it what their spread allows."""
+    floor = grounds.floor("held_out_loss")
+    if noise is not None and floor is not None and grounds.follows(step):
+        return multiple_tolerance(noise, floor, grounds.floors.hold_factor)
+    return symmetric_tolerance(
+        noise, grounds.noise_is_of_this_run, floor, grounds.ceiling(ceiling), grounds.levels(comparisons)
     )
+
+
+def _distance_tolerance(
+    step: int, noise: np.ndarray | None, floor: SourcedNumber | None, ceiling: SourcedNumber | None, grounds: Grounds,
+    comparisons: int,
+) -> Tolerance:  # fmt: skip
+    """The same for a distance that is never negative."""
+    if noise is not None and floor is not None and grounds.follows(step):
+        return multiple_tolerance(noise, floor, grounds.floors.hold_factor)
+    return upper_tolerance(noise, floor, ceiling, grounds.levels(comparisons))
+
+
+def _kl(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int) -> Criterion:
+    noise = grounds.landmark_noise(step)
+    measured = None if noise is None else array(noise.kl_mean)
+    floor, ceiling = grounds.floor("kl_mean"), grounds.ceiling("kl_mean")
+    tolerance = _distance_tolerance(step, measured, floor, ceiling, grounds, comparisons)
     strata = [Sample(array(d.windows.kl), _targets(d)) for d in evaluation.domains.values()]
     interval = mean_interval(strata, comparisons, grounds.resamples)
     holds = judge_distance(interval, tolerance)
@@ -83,14 +98,13 @@ def _kl(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int) -
 
 
 def _top1(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int) -> Criterion:
-    noise = grounds.noise.landmarks.get(step) if grounds.noise else None
+    noise = grounds.landmark_noise(step)
     # Judged as a disagreement, which like KL should be small; shown as the agreement that people read.
-    disagreement = disagreement_tolerance(
-        None if noise is None else array(noise.top1_agreement),
-        grounds.floor("top1_agreement"),
-        grounds.ceiling("top1_agreement"),
-        grounds.errors(comparisons),
+    measured = None if noise is None else 1 - array(noise.top1_agreement)
+    floor, ceiling = (
+        _turned(number) for number in (grounds.floor("top1_agreement"), grounds.ceiling("top1_agreement"))
     )
+    disagreement = _distance_tolerance(step, measured, floor, ceiling, grounds, comparisons)
     strata = [Sample(_targets(d) - array(d.windows.agree), _targets(d)) for d in evaluation.domains.values()]
     interval = mean_interval(strata, comparisons, grounds.resamples)
     tokens = evaluation.overall.targets
@@ -128,6 +142,11 @@ def _loss_sample(domain: DomainEvaluation) -> Sample:
 
 def _targets(domain: DomainEvaluation) -> np.ndarray:
     return np.array(domain.windows.targets, np.float64)
+
+
+def _turned(agreement: SourcedNumber | None) -> SourcedNumber | None:
+    """A rate of agreement as one of disagreement."""
+    return None if agreement is None else agreement.model_copy(update={"value": 1 - agreement.value})
 
 
 def _complement(value: float | None) -> float | None:

@@ -19,9 +19,6 @@ from ectype.recipe.spec import Section
 
 Values = Sequence[float] | np.ndarray
 
-FEW_TWINS_FACTOR = 3.0
-"""Times the largest twin value, where a spread can't be estimated (one twin, or a value of zero)."""
-
 
 class SourcedNumber(Section):
     """A number of the table, its unit, and where it comes from."""
@@ -42,15 +39,25 @@ class Floors(Section):
     hold_error: SourcedNumber
     reject_error: SourcedNumber
     """Families are the same criterion at several landmarks and in several domains; each shares its error out."""
-    trajectory_factor: SourcedNumber
+    hold_factor: SourcedNumber
+    reject_factor: SourcedNumber
 
 
 @dataclass(frozen=True)
-class Errors:
-    """Probabilities with which an honest reference may fall outside `within`, and outside `beyond`."""
+class Level:
+    """How sure a bound is: `error`, the probability with which an honest reference exceeds it, and `factor`, the most
+    that it may be of the twins' largest distance."""
 
-    hold: float
-    reject: float
+    error: float
+    factor: float
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Of the bound within which a criterion holds, and of the one beyond which it is broken."""
+
+    hold: Level
+    reject: Level
 
 
 @dataclass(frozen=True)
@@ -95,20 +102,39 @@ def family_half_width(twin_minus_run: Values, run_is_member: bool, error: float)
     return abs(float(members.mean())) + quantile * spread * math.sqrt(1 + 1 / (twins + 1))
 
 
-def family_upper_bound(twin_values: Values, error: float) -> float:
-    """Upper bound on a positive distance (a KL, a largest deviation) that the reference keeps with 1 - `error`.
+def family_upper_bound(twin_values: Values, level: Level) -> float:
+    """Upper bound on a positive distance (a KL, a largest deviation) between the reference and the run.
 
-    One-sided Student-t prediction bound on the logarithm, n - 1 degrees of freedom, and at least the twins' largest
-    value; with one twin, or a twin at zero, `FEW_TWINS_FACTOR` times the largest.
+    One-sided Student-t prediction bound on the logarithm with n - 1 degrees of freedom, and at least the twins' largest
+    value. It is capped at `level.factor` times that: two twins whose distances differ by an order of magnitude would
+    else bound nothing. One twin, or one at zero, gives the cap. NaN when a twin's value is NaN.
     """
     values = np.array(twin_values, np.float64)
     largest = float(values.max())
+    most = level.factor * largest
     if len(values) < 2 or values.min() <= 0 or not np.isfinite(values).all():
-        return FEW_TWINS_FACTOR * largest
+        return most
     logs = np.log(values)
-    quantile = student_quantile(len(values) - 1, 1 - error)
+    quantile = student_quantile(len(values) - 1, 1 - level.error)
     exponent = float(logs.mean()) + quantile * float(np.std(logs, ddof=1)) * math.sqrt(1 + 1 / len(values))
-    return max(largest, math.exp(min(exponent, 700.0)))
+    return max(largest, min(most, math.exp(min(exponent, 700.0))))
+
+
+def multiple_tolerance(noise: Values, floor: SourcedNumber, factor: SourcedNumber) -> Tolerance:
+    """Tolerance where the run can be followed step by step: the larger of the floor and a multiple of the noise.
+
+    Args:
+        noise: the twins' distances from the run; signs do not matter.
+        floor: of the measure, in float32.
+        factor: the table's `hold_factor`.
+    """
+    largest = float(np.max(np.abs(noise)))
+    if math.isnan(largest):
+        return _floor_alone(floor)
+    value = factor.value * largest
+    if value <= floor.value:
+        return Tolerance(floor.value, floor.value, f"floor: {floor.source}")
+    return Tolerance(value, value, f"{factor.value:g} {factor.unit} of {largest:.2g} ({factor.source})")
 
 
 def symmetric_tolerance(
@@ -116,7 +142,7 @@ def symmetric_tolerance(
     run_is_member: bool,
     floor: SourcedNumber | None,
     ceiling: SourcedNumber | None,
-    errors: Errors,
+    levels: Levels,
 ) -> Tolerance:
     """Tolerance on |difference|: the larger of the floor and the twins' family bound.
 
@@ -125,36 +151,24 @@ def symmetric_tolerance(
         run_is_member: the twins are of this very run.
         floor: None where float32 floors do not apply.
         ceiling: None for a measure without one.
-        errors: how often an honest reference may fall outside.
+        levels: of the two bounds.
     """
     if noise is None:
         return _floor_alone(floor)
-    bounds = [family_half_width(noise, run_is_member, error) for error in (errors.hold, errors.reject)]
+    bounds = [family_half_width(noise, run_is_member, level.error) for level in (levels.hold, levels.reject)]
     rule = f"Student-t prediction bound for one more member of a run and its {len(noise)} twins"
     return _combine(bounds, rule, floor, ceiling)
 
 
 def upper_tolerance(
-    noise: Values | None, floor: SourcedNumber | None, ceiling: SourcedNumber | None, errors: Errors
+    noise: Values | None, floor: SourcedNumber | None, ceiling: SourcedNumber | None, levels: Levels
 ) -> Tolerance:
     """Tolerance on a non-negative distance: the larger of the floor and the twins' upper bound. Arguments as above."""
     if noise is None:
         return _floor_alone(floor)
-    bounds = [family_upper_bound(noise, error) for error in (errors.hold, errors.reject)]
+    bounds = [family_upper_bound(noise, level) for level in (levels.hold, levels.reject)]
     rule = f"Student-t prediction bound (logarithmic) over the distances of {len(noise)} twins from their run"
     return _combine(bounds, rule, floor, ceiling)
-
-
-def disagreement_tolerance(
-    agreement: Values | None, floor: SourcedNumber | None, ceiling: SourcedNumber | None, errors: Errors
-) -> Tolerance:
-    """Tolerance on 1 - agreement; noise, floor and ceiling are agreement rates. Other arguments as above."""
-
-    def turned(number: SourcedNumber | None) -> SourcedNumber | None:
-        return None if number is None else number.model_copy(update={"value": 1 - number.value})
-
-    disagreement = None if agreement is None else [1 - value for value in agreement]
-    return upper_tolerance(disagreement, turned(floor), turned(ceiling), errors)
 
 
 def _floor_alone(floor: SourcedNumber | None) -> Tolerance:

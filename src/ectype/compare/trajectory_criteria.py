@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from ectype.compare.criteria import Criterion, Grounds, Holds, exact
-from ectype.compare.tolerances import Tolerance, symmetric_tolerance, upper_tolerance
+from ectype.compare.tolerances import Tolerance, multiple_tolerance, symmetric_tolerance, upper_tolerance
 from ectype.compare.trajectory import Differences, smooth, smoothing_steps
 
 STEP_LOSS, SMOOTHED_LOSS, MEAN_LOSS = "training loss, each step", "training loss, smoothed", "training loss, mean"
@@ -68,36 +68,21 @@ def smoothed_tolerance(differences: Differences, grounds: Grounds) -> Tolerance 
     if grounds.noise is None or beyond.sum() < width:
         return None
     statistics = [_largest_smoothed(values, width) for values in _twin_losses(grounds)]
-    return upper_tolerance(statistics, None, grounds.ceiling("smoothed_loss"), grounds.errors(1))
+    return upper_tolerance(statistics, None, grounds.ceiling("smoothed_loss"), grounds.levels(1))
 
 
 def _before_horizon(steps: np.ndarray, grounds: Grounds) -> np.ndarray:
     return steps < (math.inf if grounds.horizon_step is None else grounds.horizon_step)
 
 
-def _twin_before(values: list[np.ndarray], grounds: Grounds) -> float:
-    """The twins' largest difference before the horizon."""
-    if grounds.noise is None or not values:
-        return math.nan
-    before = _before_horizon(np.array(grounds.noise.steps), grounds)
-    return max(float(np.max(np.abs(twin[before]), initial=0.0)) for twin in values)
-
-
-def _step_tolerance(name: str, values: list[np.ndarray], grounds: Grounds) -> Tolerance:
+def _step_tolerance(name: str, twins: list[np.ndarray], grounds: Grounds) -> Tolerance:
     """The floor, or a multiple of the twins' largest difference before the horizon; open-ended without twins."""
     floor = grounds.floor(name)
-    if floor is None:
-        return Tolerance(0.0, math.inf, "no floor applies and no twin was measured")
-    largest = _twin_before(values, grounds)
-    if math.isnan(largest):
-        return Tolerance(floor.value, math.inf, f"floor: {floor.source}")
-    factor = grounds.floors.trajectory_factor
-    if factor.value * largest <= floor.value:
-        return Tolerance(floor.value, floor.value, f"floor: {floor.source}")
-    value = factor.value * largest
-    return Tolerance(
-        value, value, f"{factor.value:g} {factor.unit} before the horizon, {largest:.2g} ({factor.source})"
-    )
+    if floor is None or grounds.noise is None or not twins:
+        return symmetric_tolerance(None, True, floor, None, grounds.levels(1))
+    before = _before_horizon(np.array(grounds.noise.steps), grounds)
+    largest = [float(np.max(np.abs(values[before]), initial=0.0)) for values in twins]
+    return multiple_tolerance(largest, floor, grounds.floors.hold_factor)
 
 
 def _each_step(differences: Differences, before: np.ndarray, grounds: Grounds) -> Criterion:
@@ -137,20 +122,20 @@ def _beyond_horizon(differences: Differences, beyond: np.ndarray, grounds: Groun
     """Statistics over the steps that can't be compared one by one."""
     criteria = []
     count = int(beyond.sum())
-    member, errors = grounds.noise_is_of_this_run, grounds.errors(1)
+    member, levels = grounds.noise_is_of_this_run, grounds.levels(1)
     tolerance = smoothed_tolerance(differences, grounds)
     if tolerance is not None:
         width = smoothing_steps(grounds.duration_steps)
         value = _largest_smoothed(differences.loss[beyond], width)
         criteria.append(exact(SMOOTHED_LOSS, _UNIT, value, tolerance, f"trailing mean of {width} steps, {count} steps"))
     means = [float(np.mean(values)) for values in _twin_losses(grounds)]
-    tolerance = symmetric_tolerance(means, member, None, grounds.ceiling("smoothed_loss"), errors)
+    tolerance = symmetric_tolerance(means, member, None, grounds.ceiling("smoothed_loss"), levels)
     value = float(np.mean(differences.loss[beyond]))
     criteria.append(exact(MEAN_LOSS, _UNIT, value, tolerance, f"mean of {count} steps beyond the horizon"))
     twins = grounds.noise.grad_norm_differences() if grounds.noise else []
     if differences.grad_norm is not None and twins:
         means = [float(np.mean(values)) for values in _beyond(twins, grounds)]
-        tolerance = symmetric_tolerance(means, member, None, None, errors)
+        tolerance = symmetric_tolerance(means, member, None, None, levels)
         value = float(np.mean(differences.grad_norm[beyond]))
         criteria.append(exact(MEAN_GRAD_NORM, "relative", value, tolerance, f"mean of {count} steps"))
     if differences.skipped is not None:

@@ -116,10 +116,13 @@ def _labels(criteria: Sequence[Criterion]) -> tuple[str, ...]:
 
 
 def _counted(criteria: Sequence[Criterion], one: str, several: str) -> str:
+    """Which criteria decided, and the first of them with its numbers."""
     kinds = Counter(criterion.name for criterion in criteria)
     first = criteria[0]
-    counts = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in kinds.items())
     measured = "" if first.measured is None else f": {first.measured:.3g} {first.unit}"
     bound = "" if first.tolerance is None else f" against {first.tolerance:.3g}"
     note = f" ({first.note})" if first.note else ""
-    return f"{counts} {one if len(criteria) == 1 else several}; first {label(first)}{measured}{bound}{note}"
+    if len(criteria) == 1:
+        return f"{label(first)} {one}{measured}{bound}{note}"
+    counts = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in kinds.items())
+    return f"{counts} {several}; first {label(first)}{measured}{bound}{note}"
