@@ -1,8 +1,8 @@
 """What `ectype --help` and every verb's `--help` promise: an example, `--json`, and no heavy import."""
 
+import resource
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
@@ -50,10 +50,13 @@ def test_help_loads_no_numerical_library() -> None:
 
 
 def test_help_answers_in_under_four_tenths_of_a_second() -> None:
+    """Processor time, which is what it takes on an idle machine: other work on this one must not fail the test."""
+
     def seconds() -> float:
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-m", "ectype.cli", "--help"], capture_output=True, check=True)
-        return time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     assert min(seconds() for _ in range(3)) < 0.4
 
