@@ -38,20 +38,6 @@ def theirs(recipe_name: str, steps: int) -> list[float]:
     return json.loads(done.stdout.splitlines()[-1])["step_seconds"][WARMUP_STEPS:]
 
 
-def model_flops_per_step(recipe) -> float:
-    """6 FLOPs per matrix weight and token, head included, and 12 D per visible pair of the attention."""
-    model, data = recipe.model, recipe.data
-    width = model.n_heads * model.head_dim
-    layer = model.d_model * (2 * width + 2 * model.n_kv_heads * model.head_dim + 3 * model.d_ffn)
-    weights = model.n_layers * layer + model.d_model * model.rows
-    length = data.sequence_length_tokens
-    pairs = 0
-    for number in range(model.n_layers):
-        window = model.layer_window(number) or length
-        pairs += sum(min(position + 1, window) for position in range(length))
-    return data.global_batch_windows * (6 * weights * length + 12 * width * pairs)
-
-
 def matmul_peak(seconds: float = 3.0) -> float:
     """The highest FLOP/s of a large float32 product in NumPy's library or torch's on this machine."""
     import torch
@@ -66,6 +52,7 @@ def matmul_peak(seconds: float = 3.0) -> float:
 
 
 def main() -> None:
+    from ectype.model.flops import flops_per_token
     from ectype.recipe.load import load_recipe
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -84,7 +71,7 @@ def main() -> None:
         mine, other = (tokens / statistics.median(side) for side in sides)
         holds = mine / other >= target
         missed |= not holds
-        share = model_flops_per_step(recipe) * mine / tokens / peak
+        share = flops_per_token(recipe.model, recipe.data.sequence_length_tokens) * mine / peak
         print(json.dumps({
             "name": f"training speed of {name} over OLMo-core's", "value": round(mine / other, 3), "unit": "ratio",
             "target": target, "holds": holds, "ours_tokens_per_second": round(mine),

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -85,11 +86,7 @@ def main() -> None:
         trainer.fit()
         starts = trainer.callbacks["clock"].starts
     parameters = sum(p.numel() for p in model.parameters())
-    print(
-        json.dumps(
-            {"step_seconds": [b - a for a, b in zip(starts, starts[1:], strict=False)], "parameters": parameters}
-        )
-    )
+    print(json.dumps({"step_seconds": [b - a for a, b in pairwise(starts)], "parameters": parameters}))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,8 @@ class Placement(Section):
     name: str
     description: str = ""
     platform: Literal["cpu", "gpu", "tpu"] = "cpu"
+    chip: str | None = None
+    """Row of `chips.csv`, for utilisation; None: the peak is not known and no utilisation is reported."""
     devices: Positive | None = None
     """CPU only: simulated devices to split this machine's cores into; None means one."""
     mesh: Mesh = Mesh()

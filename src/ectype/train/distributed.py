@@ -1,7 +1,6 @@
 """Several processes as one job: how they find each other, and how process 0's word becomes everybody's."""
 
 import os
-from typing import Any
 
 import jax
 import numpy as np
@@ -57,6 +56,10 @@ def meet(name: str) -> None:
         multihost_utils.sync_global_devices(name)
 
 
-def whole_arrays(tree: Any) -> Any:
-    """Host copies of arrays that this process holds in full, fit to be laid out over several processes."""
-    return jax.tree.map(np.asarray, tree)
+def sum_over_processes(words: np.ndarray) -> np.ndarray:
+    """The sum modulo 2^64 over all processes of `words`, uint64 [n]. Every process gets it."""
+    if jax.process_count() == 1:
+        return words
+    # As pairs of 32 bits: JAX holds no 64-bit integers by default.
+    gathered = np.asarray(multihost_utils.process_allgather(words.view(np.uint32)))
+    return np.ascontiguousarray(gathered).view(np.uint64).sum(axis=0, dtype=np.uint64)

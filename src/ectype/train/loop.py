@@ -20,12 +20,15 @@ from ectype.data.loader import Batch, open_loader
 from ectype.data.rows import process_rows
 from ectype.data.tokenindex import TokenIndex
 from ectype.errors import EctypeError, Stopped
+from ectype.model.flops import flops_per_token
 from ectype.model.parameters import init_parameters
 from ectype.progress import Progress, silent
+from ectype.recipe.chips import load_chip
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe
 from ectype.train import checkpoint, distributed, run_folder
+from ectype.train.run_folder import MetricsFile
 from ectype.train.schedule import learning_rate
 from ectype.train.sharding import BATCH_AXES, check_batch, make_mesh, prepare_devices
 from ectype.train.state import TrainState, fresh_state, perturbed
@@ -167,8 +170,7 @@ def _initial_weights(job: Job) -> Any:
         params, _, _ = load_any_weights(
             package_path(recipe.inputs.weights), None if padded is None else package_path(padded), model=recipe.model
         )
-    params = params if job.perturb is None else perturbed(params, *job.perturb)
-    return distributed.whole_arrays(params) if jax.process_count() > 1 else params
+    return params if job.perturb is None else perturbed(params, *job.perturb)
 
 
 def _train(
@@ -178,9 +180,9 @@ def _train(
     step_function = _compiled_step(job.recipe, job.placement, job.mesh)
     ledger = Ledger(job.run_dir, jax.process_index(), jax.process_count())
     ledger.begin(start)
-    loader, row, step = job.placement.loader, None, start
+    loader, row, step, stall = job.placement.loader, None, start, 0.0
     with (
-        run_folder.MetricsFile(job.run_dir, start) as metrics_file,
+        MetricsFile(job.run_dir, start) as metrics_file,
         open_loader(
             job.index, job.recipe.data, first_batch=start, end_batch=end, rows=job.rows,
             workers=loader.workers, prefetch=loader.prefetch_batches,
@@ -194,19 +196,29 @@ def _train(
             rate = learning_rate(job.recipe.schedule, step)
             state, metrics = step_function(state, _on_devices(batch, job, stopping()), np.float32(rate))
             values = jax.device_get(metrics)
-            row = _row(job, step, rate, values, batch, time.perf_counter() - began)
+            row = _row(job, step, rate, values, batch, time.perf_counter() - began, stall)
             ledger.append(batch.batch_number, job.rows, batch.window_ids)
             metrics_file.write(row)
             job.watchers.row(row)
             job.watchers.progress("train", step, end)
+            stall = 0.0
             if saver.is_due(step) or step == end or values.stop:
-                job.watchdog.phase(f"saving step {step}")
-                ledger.flush()
-                metrics_file.sync()
-                saver.save(state, step, _meta(job, step, ledger.digest))
+                stall = _save(job, saver, state, step, ledger, metrics_file)
             if values.stop:
                 break
     return Result(step, row)
+
+
+def _save(
+    job: Job, saver: checkpoint.Saver, state: TrainState, step: int, ledger: Ledger, metrics_file: MetricsFile
+) -> float:
+    """Start the save of `step` once the records that it counts on are on disk; seconds that the loop stood still."""
+    job.watchdog.phase(f"saving step {step}")
+    began = time.perf_counter()
+    ledger.flush()
+    metrics_file.sync()
+    saver.save(state, step, _meta(job, step, distributed.sum_over_processes(ledger.digest)))
+    return time.perf_counter() - began
 
 
 @lru_cache(maxsize=4)
@@ -222,10 +234,17 @@ def _on_devices(batch: Batch, job: Job, stop: bool) -> DeviceBatch:
     return DeviceBatch(place(batch.tokens), place(batch.keep), place(np.full(len(batch.keep), stop)), *optional)
 
 
-def _row(job: Job, step: int, rate: float, metrics: Metrics, batch: Batch, step_seconds: float) -> Row:
-    """One line of metrics, of values on the host."""
+def _row(job: Job, step: int, rate: float, metrics: Metrics, batch: Batch, step_seconds: float, stall: float) -> Row:
+    """One line of metrics, of values on the host. `stall` is what the save before this update took from the loop."""
+    recipe = job.recipe
+    tokens = recipe.data.global_batch_tokens
     seconds = step_seconds + batch.wait_seconds
-    tokens = job.recipe.data.global_batch_tokens
+    per_device = tokens / seconds / job.mesh.size
+    exact, causal = (
+        flops_per_token(recipe.model, recipe.data.sequence_length_tokens, full_causal=full) * per_device
+        for full in (False, True)
+    )
+    peak = None if job.placement.chip is None else load_chip(job.placement.chip).peak_flops_per_device
     return {
         "step": step,
         "loss": metrics.loss.item(),
@@ -237,7 +256,11 @@ def _row(job: Job, step: int, rate: float, metrics: Metrics, batch: Batch, step_
         "tokens_seen": step * tokens,
         "step_seconds": seconds,
         "data_wait_seconds": batch.wait_seconds,
+        "save_stall_seconds": stall,
         "tokens_per_second": tokens / seconds,
+        "model_tflops_per_device": exact / 1e12,
+        "mfu": None if peak is None else exact / peak,
+        "mfu_full_causal": None if peak is None else causal / peak,
     }
 
 

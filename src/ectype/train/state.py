@@ -6,7 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ectype.model.decoder import parameter_shapes
 from ectype.recipe.spec import Recipe
@@ -36,11 +37,17 @@ def fresh_state(params: Tree, recipe: Recipe, mesh: Mesh) -> TrainState:
     """The state before update 1, from step-0 weights [any dtype], laid out on `mesh`."""
     specs = state_specs(recipe, mesh)
     shardings = named(mesh, specs)
-    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, recipe.numerics.parameters), params)
-    params = jax.device_put(params, shardings.params)
+    place = partial(_place, dtype=recipe.numerics.parameters)
+    params = jax.tree.map(place, params, shardings.params)
     start = partial(init_optimizer, optimizer=recipe.optimizer, moments_dtype=recipe.numerics.moments)
     optimizer = jax.jit(start, out_shardings=shardings.optimizer)(params)
-    return TrainState(params, optimizer, jax.device_put(jnp.zeros((), jnp.int32), shardings.step))
+    return TrainState(params, optimizer, _place(np.zeros(()), shardings.step, "int32"))
+
+
+def _place(leaf: Any, sharding: NamedSharding, dtype: str) -> jax.Array:
+    """A host array as a global one: each process hands over the parts that its own devices hold."""
+    host = np.asarray(leaf).astype(jnp.dtype(dtype))
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
 def perturbed(params: Tree, scale: float, seed: int) -> Tree:

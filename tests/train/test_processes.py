@@ -1,0 +1,115 @@
+"""Real processes over loopback: the same run as one process, and a common end when one of them fails."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ectype.data.audit_run import audit_run
+from ectype.data.index import load_index
+from ectype.data.order import make_order
+from ectype.recipe.load import load_recipe
+from ectype.train.checkpoint import finished_steps
+
+STEPS = 30
+SETTINGS = [
+    "model.d_model=16", "model.n_heads=2", "model.n_kv_heads=1", "model.head_dim=8", "model.d_ffn=24",
+    "model.n_layers=2", "model.window_pattern=[8, null]", "data.sequence_length_tokens=32",
+    "data.order.max_target_length_tokens=32", f"duration_steps={STEPS}", f"schedule.horizon_steps={STEPS}",
+    "landmarks=[0]", "inputs.weights=null", "inputs.padded_rows=null",
+]  # fmt: skip
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(run, processes=1, placement=()):
+    port, started = free_port(), []
+    for number in range(processes):
+        command = [sys.executable, "-m", "ectype.cli", "train", "toy-calm", "--run", str(run), "--placement", "cpu-one"]
+        command += [part for value in SETTINGS for part in ("--set", value)]
+        for value in ("mesh.data=-1", "checkpoints.every_steps=5", *placement):
+            command += ["--placement-set", value]
+        if processes > 1:
+            command += ["--coordinator", f"127.0.0.1:{port}", "--processes", str(processes), "--process", str(number)]
+        flags = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+        started.append(
+            subprocess.Popen(command, env=os.environ | flags, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        )
+    return started
+
+
+def finish(processes, seconds=300):
+    deadline = time.monotonic() + seconds
+    outputs = [process.communicate(timeout=max(1, deadline - time.monotonic()))[1].decode() for process in processes]
+    return [process.returncode for process in processes], "\n".join(outputs)
+
+
+def rows(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_follows(run, one):
+    for ours, theirs in zip(rows(run), rows(one), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+    spec = load_recipe("toy-calm", SETTINGS)
+    index = load_index(spec.inputs.index, spec.data, spec.model.vocab_size)
+    audit = audit_run(run, make_order(index.windows, spec.data), STEPS)
+    assert audit.clean, audit
+    assert audit.epochs[0].read_once == STEPS * spec.data.global_batch_windows
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    run = tmp_path_factory.mktemp("one") / "run"
+    codes, errors = finish(start(run))
+    assert codes == [0], errors
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "placement"), [(2, []), (2, ["mesh.fsdp=2"]), (4, ["mesh.fsdp=2"])])
+def test_processes_equal_one(one, tmp_path, count, placement):
+    codes, errors = finish(start(tmp_path / "run", count, placement))
+    assert codes == [0] * count, errors
+    assert_follows(tmp_path / "run", one)
+
+
+def test_killing_one_ends_all_and_a_restart_continues(one, tmp_path):
+    """kill -9 of the last process: the others end within the heartbeat limit, and one process alone goes on."""
+    run = tmp_path / "run"
+    started = start(run, 2)
+    while len(finished_steps(run)) < 2:
+        assert started[0].poll() is None, finish(started)[1]
+        time.sleep(0.02)
+    started[1].kill()
+    killed = time.monotonic()
+    codes, _ = finish(started, 150)
+    assert time.monotonic() - killed < 120
+    assert all(code != 0 for code in codes)
+    codes, errors = finish(start(run))
+    assert codes == [0], errors
+    assert_follows(run, one)
+
+
+def test_asking_one_to_stop_stops_all_at_one_step(one, tmp_path):
+    run = tmp_path / "run"
+    started = start(run, 2)
+    while len(finished_steps(run)) < 2:
+        assert started[0].poll() is None, finish(started)[1]
+        time.sleep(0.02)
+    started[1].send_signal(signal.SIGTERM)
+    codes, errors = finish(started)
+    assert codes in ([75, 75], [0, 0]), errors
+    codes, errors = finish(start(run, 2))
+    assert codes == [0, 0], errors
+    assert_follows(run, one)
