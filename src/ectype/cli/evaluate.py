@@ -1,5 +1,6 @@
 """`ectype evaluate`: held-out loss, KL and agreement at each landmark."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,7 +70,7 @@ def _show(evaluations: dict[int, Any], missing: tuple[int, ...]) -> None:
         gap = None if ours is None or theirs is None else ours - theirs
         table.add_row(
             f"{step}", f"{overall.targets:,}", number(ours, ".4f"), number(theirs, ".4f"), number(gap, "+.1e"),
-            number(overall.kl_mean, ".1e"), number(overall.kl_p99, ".1e"), number(overall.top1_agreement, ".3%"),
+            number(overall.kl_mean, ".1e"), number(overall.kl_p99, ".1e"), _share(overall.top1_agreement),
         )  # fmt: skip
     console().print(table)
     if missing:
@@ -85,6 +86,11 @@ def plain_table(*columns: str, numbers_from: int) -> Any:
     for place, name in enumerate(columns):
         table.add_column(name, justify="right" if place >= numbers_from else "left", no_wrap=place >= numbers_from)
     return table
+
+
+def _share(agreement: float | None) -> str:
+    """A share in percent, cut and not rounded, so that 100 % means every token."""
+    return "not finite" if agreement is None else f"{math.floor(agreement * 1e4) / 100:.2f}%"
 
 
 def number(value: float | None, form: str) -> str:

@@ -141,8 +141,11 @@ def exact(
     name: str, unit: str, value: float, tolerance: Tolerance, note: str = "", holds: Holds | None = None
 ) -> Criterion:
     """A criterion on a value that is no sample; `holds` replaces the judgement where more than the value decides."""
+    judged = holds or judge_value(value, tolerance)
+    if holds is None and judged == "unclear":
+        note = f"{note}; {unclear_reason(tolerance, Interval(value, *[value] * 4), None)}"
     return Criterion(
         name=name, landmark=None, domain=None, measured=finite(value), unit=unit, tolerance=finite(tolerance.within),
         rejects_beyond=finite(tolerance.beyond), tolerance_from=tolerance.source, interval=None,
-        holds=holds or judge_value(value, tolerance), note=note,
+        holds=judged, note=note,
     )  # fmt: skip
