@@ -111,7 +111,7 @@ def test_skip_history_survives_a_restart(tmp_path):
     assert int(state.optimizer.history.count) == 6
     losses = [row[1] for row in rows(run)]
     assert np.asarray(state.optimizer.history.losses)[:6].tolist() == losses
-    assert meta["next_batch"] == 6
+    assert meta["step"] == 6
 
 
 def test_another_recipe_is_refused_field_by_field_unless_named(tmp_path):
@@ -267,3 +267,33 @@ def test_restore_on_another_mesh_is_bit_equal(tmp_path, before, after):
     assert {leaf.sharding.mesh.size for leaf in jax.tree.leaves(states[1])} == {after[0]}
     resumed = train(tmp_path / "run", until=3, placement=[f"devices={after[0]}", f"mesh.fsdp={after[1]}"])
     assert resumed.step == 3
+
+
+def test_a_ledger_that_does_not_belong_is_refused(tmp_path):
+    run = tmp_path / "run"
+    train(run, until=3)
+    ledger = run / "ledger/process-00000.ledger"
+    ledger.write_bytes(ledger.read_bytes()[:-32])
+    with pytest.raises(EctypeError, match="the ledger sums to"):
+        train(run)
+
+
+def test_the_mix_may_change_where_a_new_phase_begins(tmp_path):
+    """An index that continues the run's is admitted at its step, and no window of the first mix comes again."""
+    from ectype.data.index import write_index
+    from ectype.data.mixture import Mixture, Source, change_mix_of_run
+
+    spec, run = recipe(), tmp_path / "run"
+    first = load_index(spec.inputs.index, spec.data, spec.model.vocab_size)
+    mixture = Mixture(requested_tokens=16384, sources=(Source(name="kjv", target_ratio=1.0, labels=("kjv",)),))
+    second = change_mix_of_run(first, spec.data, first, mixture, 4)
+    write_index(second, tmp_path / "second.json")
+    train(run, until=3)
+    with pytest.raises(EctypeError, match="index fingerprint"):
+        train(run, f"inputs.index={tmp_path}/second.json")
+    train(run, until=4)
+    assert train(run, f"inputs.index={tmp_path}/second.json").step == STEPS
+    audit = audit_run(run, make_order(second.order_phases, spec.data), STEPS)
+    assert audit.clean, audit
+    with pytest.raises(EctypeError, match="index fingerprint"):
+        train(run)

@@ -46,16 +46,16 @@ def train(
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Train a recipe into a run folder, or resume it. Example: ectype train toy-calm --run runs/calm"""
-    from ectype.recipe.load import load_placement, load_recipe
+    from ectype.recipe.load import load_placement, load_recipe, with_inputs
     from ectype.train.distributed import join
     from ectype.train.loop import train_run
     from ectype.train.sharding import prepare_devices
 
     spec = load_recipe(recipe, overrides or ())
-    given: dict[str, Any] = {} if index is None else {"index": index}
+    given: dict[str, str | None] = {} if index is None else {"index": index}
     if weights is not None:
         given |= {"weights": weights, "padded_rows": padded_rows}
-    spec = spec.model_copy(update={"inputs": spec.inputs.model_copy(update=given)})
+    spec = with_inputs(spec, **given)
     where = load_placement(placement, placement_overrides or ())
     prepare_devices(where)
     join(coordinator, processes, process)

@@ -6,7 +6,7 @@ process reads, and appends one digest per batch. A record that a crash tore fail
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,10 +44,10 @@ class Ledger:
         self._rows = None
         self._pending = [_record(SESSION, first_batch, self._process)]
         self.flush()
-        self.digest = np.zeros(2, np.uint64)
-        if ledger_path(self._run_dir, 0).exists():
-            for span in spans_of(self._run_dir, self._process[0]):
-                self.digest += span.digests[span.batches < first_batch].sum(axis=0, dtype=np.uint64)
+        # Process 0 also answers for processes of an earlier, larger job.
+        index, count = self._process
+        past = range(count, 1 << 16) if index == 0 else range(0)
+        self.digest = digest_before(self._run_dir, first_batch, lambda process: process == index or process in past)
 
     def append(self, batch_number: int, rows: np.ndarray, window_ids: np.ndarray) -> None:
         """Record that the update fed by `batch_number` consumed `window_ids` ([b]) in global rows `rows` ([b])."""
@@ -72,6 +72,16 @@ class Ledger:
             raise EctypeError(
                 f"ledger {self._path}: {error}", "a writable run folder", "free space, then resume"
             ) from None
+
+
+def digest_before(run_dir: Path, batch_number: int, wanted: Callable[[int], bool] = lambda process: True) -> np.ndarray:
+    """Sum of the digests of all batches below `batch_number` that still count, over `wanted` processes. [2] uint64."""
+    total = np.zeros(2, np.uint64)
+    if ledger_path(run_dir, 0).exists():
+        for process in filter(wanted, ledger_processes(run_dir)):
+            for span in spans_of(run_dir, process):
+                total += span.digests[span.batches < batch_number].sum(axis=0, dtype=np.uint64)
+    return total
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from ectype.artifacts import sha256_of_json
 from ectype.errors import EctypeError
 from ectype.recipe.placement import Placement
-from ectype.recipe.spec import Recipe
+from ectype.recipe.spec import Inputs, Recipe
 
 Spec = TypeVar("Spec", Recipe, Placement)
 _SHIPPED = {"recipe": Path(__file__).parent / "recipes", "placement": Path(__file__).parent / "placements"}
@@ -34,6 +34,19 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
 def load_placement(name_or_path: str, overrides: Sequence[str] = ()) -> Placement:
     """Load a placement by shipped name or YAML path, then apply `section.key=value` overrides."""
     return _load(Placement, "placement", name_or_path, overrides)
+
+
+def with_inputs(recipe: Recipe, **given: str | None) -> Recipe:
+    """The recipe with `given` inputs, and with every input that is a plain path made absolute.
+
+    A run folder stores its recipe, and must find its inputs again from any working directory.
+    """
+    inputs = recipe.inputs.model_dump() | given
+    resolved = {
+        name: value if value is None or value.startswith("package:") or "://" in value else str(Path(value).absolute())
+        for name, value in inputs.items()
+    }
+    return recipe.model_copy(update={"inputs": Inputs(**resolved)})
 
 
 def recipe_hash(recipe: Recipe) -> str:
@@ -77,7 +90,7 @@ def _load(spec: type[Spec], kind: str, name_or_path: str, overrides: Sequence[st
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise EctypeError(f"{kind} {path}: {error}", "a readable YAML file", "check the path and its syntax") from None
     if not isinstance(values, dict):
-        raise EctypeError(f"{kind} {path} holds no mapping", "keys and values", f"start from `ectype {kind}s show`")
+        raise EctypeError(f"{kind} {path} holds no mapping", "keys and values", "start from `ectype recipes show NAME`")
     for override in overrides:
         _override(spec, values, override)
     return _parse(spec, values, f"{kind} {name_or_path}")
@@ -123,6 +136,12 @@ def _override(spec: type[BaseModel], values: dict[str, Any], override: str) -> N
         if node.get(parent) is None:
             node[parent] = {}
         node = node[parent]
+        if not isinstance(node, dict):
+            raise EctypeError(
+                f"override {override!r}: {parent} is {node!r}",
+                "a section with keys",
+                "override the section's keys only",
+            )
     try:
         node[last] = _scalar(text)
     except yaml.YAMLError:

@@ -149,15 +149,15 @@ def restore(run_dir: Path, step: int, recipe: Recipe, mesh: Mesh) -> tuple[Train
 
 def restore_newest(
     run_dir: Path, steps: Sequence[int], recipe: Recipe, mesh: Mesh, warn: Callable[[str], None]
-) -> tuple[TrainState, int]:
-    """The state of the newest of `steps` that can be read in full; each one that can't is named by `warn`.
+) -> tuple[TrainState, dict[str, Any]]:
+    """State and description of the newest of `steps` that can be read in full; `warn` names each one that can't.
 
     Raises:
         EctypeError: none can be read. A run with checkpoints is never begun anew.
     """
     for step in sorted(steps, reverse=True):
         try:
-            return restore(run_dir, step, recipe, mesh)[0], step
+            return restore(run_dir, step, recipe, mesh)
         except DamagedCheckpointError as error:
             warn(f"skipped a damaged checkpoint: {error.found}")
     raise EctypeError(

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ectype.artifacts import package_path
+from ectype.data.digest import hexadecimal
 from ectype.data.index import load_index
 from ectype.data.ledger import Ledger
 from ectype.data.loader import Batch, open_loader
@@ -118,7 +119,7 @@ def train_run(
         job = Job(recipe, placement, run_dir, mesh, index, rows, perturb, watchdog, watchers)
         with run_folder.locked(run_dir) if jax.process_index() == 0 else nullcontext():
             if jax.process_index() == 0:
-                run_folder.open_run(run_dir, recipe, placement, index.fingerprint, perturb, allowed)
+                run_folder.open_run(run_dir, recipe, placement, index, perturb, allowed)
                 if from_step is not None:
                     checkpoint.roll_back(run_dir, from_step)
             distributed.meet("the run folder is open")
@@ -153,7 +154,9 @@ def _begin(job: Job, saver: checkpoint.Saver) -> tuple[TrainState, int]:
     newest = distributed.from_first_process(max(steps, default=None))
     if newest is not None:
         job.watchdog.phase(f"restoring step {newest}")
-        return checkpoint.restore_newest(job.run_dir, steps, job.recipe, job.mesh, job.watchers.warn)
+        state, meta = checkpoint.restore_newest(job.run_dir, steps, job.recipe, job.mesh, job.watchers.warn)
+        run_folder.check_description(job.run_dir, meta, job.recipe, job.index)
+        return state, meta["step"]
     job.watchdog.phase("loading step-0 weights")
     state = fresh_state(_initial_weights(job), job.recipe, job.mesh)
     if 0 in job.recipe.landmarks:
@@ -267,11 +270,9 @@ def _row(job: Job, step: int, rate: float, metrics: Metrics, batch: Batch, step_
 def _meta(job: Job, step: int, ledger_digest: np.ndarray) -> dict[str, Any]:
     return {
         "recipe_hash": recipe_hash(job.recipe),
-        "next_batch": step,
-        "tokens_seen": step * job.recipe.data.global_batch_tokens,
         "sequence_length_tokens": job.recipe.data.sequence_length_tokens,
         "index_fingerprint": job.index.fingerprint,
-        "ledger_digest": [f"{int(word):016x}" for word in ledger_digest],
+        "ledger_digest": hexadecimal(ledger_digest),
     }
 
 

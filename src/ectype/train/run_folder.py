@@ -15,10 +15,14 @@ import jax
 
 from ectype import __version__
 from ectype.artifacts import read_json, write_bytes_atomic, write_json
+from ectype.data.digest import hexadecimal
+from ectype.data.ledger import digest_before
+from ectype.data.tokenindex import TokenIndex
 from ectype.errors import EctypeError
 from ectype.recipe.load import load_recipe, recipe_differences, recipe_hash, to_yaml
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe
+from ectype.train.checkpoint import finished_steps
 
 FORMAT = 1
 _RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "orbax-checkpoint", "grain", "numpy")
@@ -43,7 +47,7 @@ def open_run(
     run_dir: Path,
     recipe: Recipe,
     placement: Placement,
-    index_fingerprint: str,
+    index: TokenIndex,
     perturb: tuple[float, int] | None,
     allowed: Sequence[str] = (),
 ) -> None:
@@ -58,7 +62,9 @@ def open_run(
     if (run_dir / "run.json").is_file():
         stored = read_json(run_dir / "run.json", "run")
         _check_recipe(run_dir, recipe, allowed)
-        _check_same(run_dir, "index fingerprint", stored.get("index_fingerprint"), index_fingerprint)
+        step = max(finished_steps(run_dir), default=0)
+        if not index.continues(stored.get("index_fingerprint"), step):
+            _check_same(run_dir, "index fingerprint", stored.get("index_fingerprint"), index.fingerprint)
         _check_same(run_dir, "perturbation", stored.get("perturbation"), _perturbation(perturb))
     elif any(path.name != ".lock" for path in run_dir.iterdir()):
         raise EctypeError(
@@ -67,12 +73,13 @@ def open_run(
             "choose another --run folder",
         )
     else:
-        stored = {"created": _now(), "sessions": []}
+        stored = {"created": _now(), "sessions": [], "recipe_hash": recipe_hash(recipe), "earlier_recipe_hashes": []}
     manifest = {
         "format": FORMAT,
         "recipe": recipe.name,
         "recipe_hash": recipe_hash(recipe),
-        "index_fingerprint": index_fingerprint,
+        "earlier_recipe_hashes": _earlier(stored, recipe_hash(recipe)),
+        "index_fingerprint": index.fingerprint,
         "perturbation": _perturbation(perturb),
         "created": stored["created"],
         "environment": environment(),
@@ -81,6 +88,32 @@ def open_run(
     }
     write_bytes_atomic(run_dir / "recipe.yaml", to_yaml(recipe).encode())
     write_json(run_dir / "run.json", manifest)
+
+
+def check_description(run_dir: Path, meta: dict[str, Any], recipe: Recipe, index: TokenIndex) -> None:
+    """Refuse a checkpoint of another recipe or other data, or one whose consumed windows the ledger does not show.
+
+    Args:
+        meta: the checkpoint's description.
+    """
+    path, step = f"{run_dir}: checkpoint of step {meta['step']}", meta["step"]
+    known = {recipe_hash(recipe), *read_json(run_dir / "run.json", "run")["earlier_recipe_hashes"]}
+    if meta.get("recipe_hash") not in known:
+        raise EctypeError(
+            f"{path} was made under recipe {meta.get('recipe_hash')}", f"one of {sorted(known)}",
+            "move that checkpoint away, or restore the run folder from a copy",
+        )  # fmt: skip
+    if not index.continues(meta.get("index_fingerprint"), step):
+        raise EctypeError(
+            f"{path} was made with index {meta.get('index_fingerprint')}", f"index {index.fingerprint}",
+            "train with the index that the run began with",
+        )  # fmt: skip
+    found = hexadecimal(digest_before(run_dir, step))
+    if meta.get("ledger_digest") != found:
+        raise EctypeError(
+            f"{path}: the ledger sums to {found} up to there", f"{meta.get('ledger_digest')}, as it was when saved",
+            "restore the ledger folder that belongs to these checkpoints: exactly-once can't be proven without it",
+        )  # fmt: skip
 
 
 def record_session(run_dir: Path, first_step: int, devices: int, processes: int) -> None:
@@ -164,6 +197,12 @@ def _check_same(run_dir: Path, what: str, stored: Any, asked: Any) -> None:
         raise EctypeError(
             f"{run_dir}: {what} {asked}", f"{stored}, as the run began", "use the same inputs, or another --run folder"
         )
+
+
+def _earlier(stored: dict[str, Any], current: str) -> list[str]:
+    """Hashes of recipes that the run was under before a change that the user named."""
+    earlier = stored["earlier_recipe_hashes"]
+    return earlier if stored["recipe_hash"] in (current, *earlier) else [*earlier, stored["recipe_hash"]]
 
 
 def _perturbation(perturb: tuple[float, int] | None) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ectype.model.decoder import parameter_shapes
+from ectype.model.parameters import leaf_key
 from ectype.recipe.spec import Recipe
 from ectype.train.optimizer import History, OptimizerState, init_optimizer
 from ectype.train.sharding import named, parameter_specs
@@ -52,13 +53,12 @@ def _place(leaf: Any, sharding: NamedSharding, dtype: str) -> jax.Array:
 
 def perturbed(params: Tree, scale: float, seed: int) -> Tree:
     """Each weight times 1 + `scale` * normal: a twin's step-0 weights."""
-    leaves, structure = jax.tree.flatten(params)
-    moved = []
-    for number, leaf in enumerate(leaves):
-        key = jax.random.fold_in(jax.random.key(seed), number)
-        noise = 1 + scale * jax.random.normal(key, leaf.shape, jnp.float32)
-        moved.append((leaf * noise).astype(leaf.dtype))
-    return jax.tree.unflatten(structure, moved)
+
+    def move(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        noise = 1 + scale * jax.random.normal(leaf_key(seed, path), leaf.shape, jnp.float32)
+        return (leaf * noise).astype(leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(move, params)
 
 
 def optimizer_tree(optimizer: OptimizerState, step: jax.Array) -> Tree:
