@@ -12,9 +12,18 @@ import numpy as np
 from ectype.data.digest import batch_digest
 from ectype.data.ledger import ledger_processes, spans_of
 from ectype.errors import EctypeError
+from ectype.evaluate.held_out import load_held_out
 from ectype.evaluate.record import Evaluation, evaluation_path, read_evaluation
-from ectype.evaluate.runner import checkpoint_path, weights_sha256
+from ectype.evaluate.runner import (
+    Settings,
+    checkpoint_path,
+    is_current,
+    landmark_inputs,
+    weights_sha256,
+    window_tokens,
+)
 from ectype.recipe.reference import Reference, TrainingLog, read_batches
+from ectype.recipe.spec import Recipe
 
 
 def read_metrics(run_dir: Path) -> TrainingLog:
@@ -88,20 +97,22 @@ class StoredEvaluations:
     stale: tuple[int, ...]
 
 
-def read_evaluations(run_dir: Path, reference: Reference, landmarks: Sequence[int]) -> StoredEvaluations:
-    """Records whose weights, ours and the reference's, are still those on disk."""
+def read_evaluations(
+    run_dir: Path, recipe: Recipe, reference: Reference, landmarks: Sequence[int]
+) -> StoredEvaluations:
+    """Records that evaluating now would give again: same weights on both sides, text, tokenizer and protocol."""
     current, stale = {}, []
+    held_out = load_held_out(reference, window_tokens(recipe), recipe.model.vocab_size)
     for step in landmarks:
         path = evaluation_path(run_dir, step)
         if not path.is_file():
             continue
-        evaluation, side = read_evaluation(path), reference.landmarks[step]
-        expected = weights_sha256(side.weights), None if side.padded_rows is None else weights_sha256(side.padded_rows)
-        found = evaluation.inputs.reference, evaluation.inputs.reference_padded_rows
-        checkpoint = checkpoint_path(run_dir, step)
-        moved = checkpoint.is_dir() and weights_sha256(checkpoint) != evaluation.inputs.ours
-        if evaluation.step != step or found != expected or moved:
-            stale.append(step)
-        else:
+        evaluation, checkpoint = read_evaluation(path), checkpoint_path(run_dir, step)
+        # A checkpoint that is gone can't be compared; the record then speaks for it.
+        ours = weights_sha256(checkpoint) if checkpoint.is_dir() else evaluation.inputs.ours
+        inputs = landmark_inputs(ours, reference.landmarks[step], held_out)
+        if is_current(evaluation, step, inputs, held_out, Settings(compute_dtype=evaluation.protocol.compute_dtype)):
             current[step] = evaluation
+        else:
+            stale.append(step)
     return StoredEvaluations(current, tuple(stale))

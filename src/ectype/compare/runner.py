@@ -38,7 +38,7 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
     """
     recipe = load_run_recipe(run_dir)
     due = find_landmarks(run_dir, recipe, reference).due
-    evaluations = read_evaluations(run_dir, reference, due)
+    evaluations = read_evaluations(run_dir, recipe, reference, due)
     grounds = _grounds(recipe, reference, noise, evaluations.current)
     criteria, over = held_out_criteria(evaluations.current, grounds), None
     if reference.log is not None:

@@ -8,7 +8,7 @@ from ectype.compare.inputs import read_metrics
 from ectype.compare.noise import Noise, measure_noise, read_noise
 from ectype.errors import EctypeError
 from ectype.evaluate.held_out import load_held_out
-from ectype.evaluate.record import Evaluation, evaluation_path
+from ectype.evaluate.record import Evaluation
 from ectype.evaluate.runner import (
     Settings,
     checkpoint_path,
@@ -38,6 +38,11 @@ class MeasuredNoise:
 def twin_path(run_dir: Path, number: int) -> Path:
     """Run folder of a twin; twins count from 1, and the number is its perturbation's seed."""
     return run_dir / "twins" / str(number)
+
+
+def noise_path(run_dir: Path, number: int, step: int) -> Path:
+    """Record of a twin compared with its run, the run as ours. It is no evaluation of the twin itself."""
+    return twin_path(run_dir, number) / "against-run" / f"step-{step:08d}.json"
 
 
 def finished_twins(run_dir: Path, recipe: Recipe) -> list[int]:
@@ -83,7 +88,7 @@ def twins_noise(
                     LandmarkWeights(weights=checkpoint_path(twin, step)),
                     held_out,
                     settings,
-                    evaluation_path(twin, step),
+                    noise_path(run_dir, number, step),
                 )
             )
             done = sum(map(len, evaluations.values()))

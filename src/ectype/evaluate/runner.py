@@ -151,16 +151,9 @@ def evaluate_landmark(
     Raises:
         EctypeError: weights can't be loaded, belong to another step, or differ in vocabulary.
     """
-    inputs = Inputs(
-        ours=weights_sha256(ours.weights),
-        reference=weights_sha256(reference.weights),
-        reference_padded_rows=None if reference.padded_rows is None else weights_sha256(reference.padded_rows),
-        held_out=dict(held_out.sha256),
-        tokenizer=held_out.tokenizer_sha256,
-        ectype=__version__,
-    )
-    stored = _reusable(out, step, inputs, held_out, settings)
-    if stored is not None:
+    inputs = landmark_inputs(weights_sha256(ours.weights), reference, held_out)
+    stored = _stored(out)
+    if stored is not None and is_current(stored, step, inputs, held_out, settings):
         return stored
     sides = [_load(side, step) for side in (ours, reference)]
     params, models = tuple(side[0] for side in sides), (sides[0][1], sides[1][1])
@@ -181,7 +174,7 @@ def evaluate_landmark(
         domains[name] = join_measures(parts)
     evaluation = Evaluation(
         step=step,
-        protocol=_protocol(held_out, settings, models),
+        protocol=_protocol(held_out, settings, models[0].vocab_size, (models[0].rows, models[1].rows)),
         inputs=inputs,
         overall=summarise(join_measures(list(domains.values()))),
         domains={name: domain_record(measures) for name, measures in domains.items()},
@@ -214,26 +207,40 @@ def _batches(
         yield reduce_measures(counted, mask[rows], target_bytes)
 
 
-def _protocol(held_out: HeldOutText, settings: Settings, models: tuple[Model, Model]) -> Protocol:
+def _protocol(held_out: HeldOutText, settings: Settings, vocabulary_rows: int, all_rows: tuple[int, int]) -> Protocol:
     return Protocol(
         window_tokens=held_out.window_tokens,
         remainder=held_out.remainder,
-        vocabulary_rows=models[0].vocab_size,
-        all_rows=(models[0].rows, models[1].rows),
+        vocabulary_rows=vocabulary_rows,
+        all_rows=all_rows,
         compute_dtype=settings.compute_dtype,
     )
 
 
-def _reusable(path: Path, step: int, inputs: Inputs, held_out: HeldOutText, settings: Settings) -> Evaluation | None:
-    """The record at `path` when it answers today's question; a broken or older one is simply computed anew."""
+def landmark_inputs(ours_sha256: str, reference: LandmarkWeights, held_out: HeldOutText) -> Inputs:
+    """Content hashes of all that an evaluation made now would depend on."""
+    return Inputs(
+        ours=ours_sha256,
+        reference=weights_sha256(reference.weights),
+        reference_padded_rows=None if reference.padded_rows is None else weights_sha256(reference.padded_rows),
+        held_out=dict(held_out.sha256),
+        tokenizer=held_out.tokenizer_sha256,
+        ectype=__version__,
+    )
+
+
+def is_current(record: Evaluation, step: int, inputs: Inputs, held_out: HeldOutText, settings: Settings) -> bool:
+    """Whether a stored record is what evaluating `step` now would give."""
+    protocol = _protocol(held_out, settings, record.protocol.vocabulary_rows, record.protocol.all_rows)
+    return (record.step, record.inputs, record.protocol) == (step, inputs, protocol)
+
+
+def _stored(path: Path) -> Evaluation | None:
+    """The record at `path`; a broken or older one is simply computed anew."""
     try:
-        stored = read_evaluation(path)
+        return read_evaluation(path)
     except EctypeError:
         return None
-    asked = (step, inputs, held_out.window_tokens, held_out.remainder, settings.compute_dtype)
-    protocol = stored.protocol
-    answered = (stored.step, stored.inputs, protocol.window_tokens, protocol.remainder, protocol.compute_dtype)
-    return stored if asked == answered else None
 
 
 def _load(side: LandmarkWeights, step: int) -> tuple[dict, Model]:
