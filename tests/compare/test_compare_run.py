@@ -16,6 +16,7 @@ from ectype.compare.noise import read_noise, write_noise
 from ectype.compare.runner import compare_run
 from ectype.compare.twins import finished_twins, no_noise, reference_noise, twin_path, twins_noise
 from ectype.errors import EctypeError
+from ectype.evaluate.record import evaluation_path
 from ectype.evaluate.runner import Settings, evaluate_run
 from ectype.recipe.load import load_recipe
 from ectype.recipe.reference import Reference
@@ -78,6 +79,29 @@ def test_an_evaluation_of_other_weights_does_not_count(copy: Copy, reference: Re
     checkpoint = run / "checkpoints" / "00000640"
     checkpoint.unlink()
     checkpoint.symlink_to(package_path("package:demo/bundle/hf/step400"))
+    _, record = compare_run(run, reference, no_noise())
+    assert record["verdict"] == "not enough evidence"
+    assert record["landmarks"]["stale"] == [640]
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value"),
+    [
+        ("protocol", "window_tokens", 17),
+        ("protocol", "kl", "another"),
+        ("inputs", "tokenizer", None),
+        ("inputs", "held_out", {}),
+    ],
+)
+def test_an_evaluation_of_other_text_or_protocol_does_not_count(
+    copy: Copy, reference: Reference, section: str, field: str, value: object
+) -> None:
+    run = copy()
+    evaluate_run(run, reference, settings=FAST)
+    path = evaluation_path(run, 640)
+    stored = json.loads(path.read_text())
+    stored[section][field] = value
+    path.write_text(json.dumps(stored))
     _, record = compare_run(run, reference, no_noise())
     assert record["verdict"] == "not enough evidence"
     assert record["landmarks"]["stale"] == [640]
