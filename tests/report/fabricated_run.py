@@ -7,8 +7,9 @@ import numpy as np
 
 from ectype.artifacts import write_json
 from ectype.data.ledger import Ledger
-from ectype.evaluate.record import Evaluation, Inputs, Protocol, evaluation_path, write_evaluation
-from ectype.evaluate.runner import weights_sha256
+from ectype.evaluate.held_out import load_held_out
+from ectype.evaluate.record import Evaluation, Protocol, evaluation_path, write_evaluation
+from ectype.evaluate.runner import landmark_inputs
 from ectype.evaluate.summary import DomainMeasures, domain_record, join_measures, reduce_measures, summarise
 from ectype.recipe.load import load_recipe, recipe_hash, to_yaml
 from ectype.recipe.reference import Reference, TrainingLog, load_reference, read_batches, read_training_log
@@ -71,20 +72,14 @@ def fabricated_evaluation(step: int, reference: Reference, *, offset: float = 0.
     domains = {}
     for place, (name, windows) in enumerate(DOMAIN_WINDOWS.items()):
         domains[name] = _measures(generator, level + 0.1 * place, windows, offset, size * (1 + step / 100))
-    theirs = reference.landmarks[step]
-    assert theirs.padded_rows is not None
-    hashes = {name: f"{place:064x}" for place, name in enumerate(domains)}
+    held_out = load_held_out(reference, WINDOW_TOKENS, 1000)
     return Evaluation(
         step=step,
         protocol=Protocol(
             window_tokens=WINDOW_TOKENS, remainder="drop", vocabulary_rows=1000, all_rows=(1024, 1024),
             compute_dtype="float32",
         ),
-        inputs=Inputs(
-            ours="a" * 64, reference=weights_sha256(theirs.weights),
-            reference_padded_rows=weights_sha256(theirs.padded_rows), held_out=hashes, tokenizer="d" * 64,
-            ectype="0.1.0",
-        ),
+        inputs=landmark_inputs("a" * 64, reference.landmarks[step], held_out),
         overall=summarise(join_measures(list(domains.values()))),
         domains={name: domain_record(measures) for name, measures in domains.items()},
     )  # fmt: skip

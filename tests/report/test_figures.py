@@ -38,7 +38,7 @@ def test_training_loss_draws_both_logs_and_their_difference() -> None:
     steps = np.arange(1, 6)
     reference = np.array([5.0, 4.0, 3.0, 2.5, 2.0])
     ours = reference + np.array([1e-6, 0.0, -3e-6, 2e-6, 1e-6])
-    figure = figures.training_loss(steps, ours, reference, 1e-5, [0, 5])
+    figure = figures.training_loss(steps, ours, reference, figures.Limit("tolerance", 1e-5), [0, 5])
     drawn = {line["name"]: line["y"] for line in figure["data"]}
     assert drawn["ours"] == ours.tolist()
     assert drawn["reference"] == reference.tolist()
@@ -49,7 +49,9 @@ def test_training_loss_draws_both_logs_and_their_difference() -> None:
 
 
 def test_the_tolerance_of_an_update_ends_at_the_horizon() -> None:
-    figure = figures.training_loss(np.arange(1, 101), np.ones(100), np.zeros(100), 1e-5, [], horizon_step=42)
+    figure = figures.training_loss(
+        np.arange(1, 101), np.ones(100), np.zeros(100), figures.Limit("tolerance", 1e-5), [], 42
+    )
     tolerance = next(line for line in figure["data"] if line["name"] == "tolerance")
     assert tolerance["x"] == [1.0, 42.0]
     assert [note["x"] for note in figure["layout"]["annotations"]] == [42]
@@ -64,7 +66,7 @@ def test_every_colour_is_defined_in_both_themes() -> None:
     shares = {step: [0.0, 0.5, 0.5, 0.0] for step in range(9)}
     domains = {f"domain {place}": [1.0, 2.0] for place in range(8)}
     every = [
-        figures.training_loss(np.arange(1, 4), np.ones(3), np.ones(3), 1e-5, [1]),
+        figures.training_loss(np.arange(1, 4), np.ones(3), np.ones(3), figures.Limit("tolerance", 1e-5), [1]),
         figures.held_out_difference([0, 1], domains, 1e-5),
         figures.held_out_loss([0, 1], domains, domains),
         figures.kl_by_landmark([0, 1], {"mean": [1e-9, 0.0], "largest": [1e-3, 1e-2]}, 1e-6),

@@ -14,12 +14,14 @@ from typer.testing import CliRunner
 
 from ectype.cli.main import app
 from ectype.compare.runner import compare_run
+from ectype.compare.trajectory_criteria import STEP_LOSS
 from ectype.compare.twins import no_noise
 from ectype.compare.verdict import DIFFERENT, SAME, UNDECIDED
 from ectype.errors import EctypeError
 from ectype.recipe.reference import load_reference
 from ectype.report.build import render, write_report
 from ectype.report.judgement import strain
+from ectype.report.measures import training_part
 from ectype.report.records import load_records
 
 VOID = {"meta", "link", "br", "path", "input"}
@@ -123,6 +125,16 @@ def test_each_measure_is_printed_as_it_was_recorded(compared: Path, page: str) -
         assert f"{domain.summary.loss.reference:.6f}" in text
         assert f"{domain.summary.bits_per_byte.ours:.4f}" in text
     assert "the same in both: 238, 282, 434" in text
+
+
+def test_the_drawn_limit_is_the_one_that_judged(compared: Path) -> None:
+    records = load_records(compared)
+    assert records.verdict is not None
+    criteria = [replace(c, tolerance=2e-5) if c.name == STEP_LOSS else c for c in records.verdict.criteria]
+    judged = replace(records, verdict=replace(records.verdict, criteria=tuple(criteria)))
+    for shown, name, limit in ((judged, "tolerance", 2e-5), (replace(records, verdict=None), "float32 floor", 1e-5)):
+        line = training_part(shown).figures["training"]["data"][-1]
+        assert (line["name"], line["y"]) == (name, [limit, limit])
 
 
 def test_a_broken_run_says_so(tmp_path: Path) -> None:

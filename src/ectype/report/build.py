@@ -45,21 +45,11 @@ def render(records: RunRecords) -> str:
 
 
 def _parts(records: RunRecords) -> list[Part]:
-    landmarks = records.recipe.landmarks
-    horizon_step = records.verdict.horizon_step if records.verdict else None
     return [
         verdict_part(records),
         criteria_part(records),
-        landmarks_part(records.evaluations, landmarks),
-        training_part(
-            records.metrics,
-            records.reference_log,
-            records.differences,
-            records.overlay,
-            landmarks,
-            horizon_step,
-            records.reference_problem,
-        ),
+        landmarks_part(records.evaluations, records.recipe.landmarks),
+        training_part(records),
         domains_part(records.evaluations),
         divergence_part(records.evaluations, _kl_tolerance(records)),
         coverage_part(records.audit),

@@ -4,6 +4,7 @@ A colour is a role such as "@ours"; the page's script replaces it with the colou
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,14 @@ MOST_POINTS = 4000
 """Points a line may have; a longer series keeps its extremes."""
 DOMAIN_ROLES = ("@one", "@two", "@three", "@four", "@five", "@six")
 DOMAIN_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star-triangle-down")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A level that differences are judged by, and what to call it."""
+
+    name: str
+    nats: float
 
 
 def thinned(*series_N: np.ndarray, most_points: int = MOST_POINTS) -> np.ndarray:
@@ -46,13 +55,13 @@ def training_loss(
     steps_N: np.ndarray,
     ours_N: np.ndarray,
     reference_N: np.ndarray | None,
-    tolerance_nats: float | None,
+    limit: Limit | None,
     landmarks: Sequence[int],
     horizon_step: int | None = None,
 ) -> Figure:
     """Our training loss over the reference's, and below it the size of their difference on a logarithmic axis.
 
-    The tolerance of a single update ends at `horizon_step`, from which on rounding alone moves the loss.
+    The limit of a single update ends at `horizon_step`, from which on rounding alone moves the loss.
     """
     if reference_N is None:
         kept = thinned(ours_N)
@@ -68,9 +77,9 @@ def training_loss(
         _dots(steps, shown, "|ours − reference|", "@difference"),
     ]
     shapes = [_vertical(step) for step in landmarks]
-    if tolerance_nats is not None:
+    if limit is not None:
         ends = [float(steps[0]), float(steps[-1] if horizon_step is None else horizon_step)]
-        data.append(_line(ends, [tolerance_nats] * 2, "tolerance", "@tolerance", 1.5, axis="y2", dash="dash"))
+        data.append(_line(ends, [limit.nats] * 2, limit.name, "@tolerance", 1.5, axis="y2", dash="dash"))
     layout: Figure = {
         "height": 560,
         "xaxis": _steps_axis() | {"anchor": "y2"},

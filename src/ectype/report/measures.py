@@ -8,12 +8,13 @@ from html import escape
 import numpy as np
 
 from ectype.compare.trajectory import Differences, Overlay
+from ectype.compare.trajectory_criteria import STEP_LOSS
 from ectype.evaluate.record import Evaluation, Summary, array
-from ectype.recipe.reference import TrainingLog
 from ectype.report import figures
 from ectype.report.figures import Figure
 from ectype.report.markup import Cell, Column, Html, bound, definitions, fixed, missing, number, percent, section, table
 from ectype.report.markup import figure as plot
+from ectype.report.records import RunRecords, VerdictRecord
 
 _NEARLY_ALL = 0.99
 """Share of tokens in the lowest bin from which on a distribution has no shape to show."""
@@ -29,30 +30,30 @@ class Part:
     figures: Mapping[str, Figure] = field(default_factory=dict)
 
 
-def training_part(
-    run: TrainingLog | None,
-    reference: TrainingLog | None,
-    differences: Differences | None,
-    overlay: Overlay | None,
-    landmarks: Sequence[int],
-    horizon_step: int | None = None,
-    reference_problem: str | None = None,
-) -> Part:
+def training_part(records: RunRecords) -> Part:
     """Our training loss over the reference's log, and how far apart they are."""
     title, lead = "Training loss", "Our log over the reference's. Close curves are needed, but prove nothing alone."
+    run, reference, differences, overlay = (
+        records.metrics, records.reference_log, records.differences, records.overlay,
+    )  # fmt: skip
+    landmarks = records.recipe.landmarks
     if run is None or len(run.steps) == 0:
         none = missing("This run has logged no update.", "ectype train")
         return Part("training", "Training", section("training", title, lead, none))
     if reference is None or differences is None or overlay is None:
         drawn = figures.training_loss(run.steps, run.loss, None, None, landmarks)
         place = plot("training", "Loss per update", f"Our training loss over {len(run.steps):,} updates.")
-        why = reference_problem or "the reference names none, or they share no update"
+        why = records.reference_problem or "the reference names none, or they share no update"
         none = missing(f"There is no log of the reference to lay it over: {why}.")
         return Part("training", "Training", section("training", title, lead, place, none), {"training": drawn})
-    shared = np.isin(reference.steps, differences.steps)
-    theirs = reference.loss[shared]
+    theirs = reference.loss[np.isin(reference.steps, differences.steps)]
     drawn = figures.training_loss(
-        differences.steps, theirs + differences.loss, theirs, overlay.raw_threshold, landmarks, horizon_step
+        differences.steps,
+        theirs + differences.loss,
+        theirs,
+        _step_limit(records.verdict, overlay),
+        landmarks,
+        records.verdict.horizon_step if records.verdict else None,
     )
     described = (
         f"Top: the reference as a broad band, ours as a thin line on it, over {overlay.steps_compared:,} updates. "
@@ -63,6 +64,14 @@ def training_part(
     facts = _training_facts(differences, overlay)
     place = plot("training", "Loss per update", described)
     return Part("training", "Training", section("training", title, lead, warning, place, facts), {"training": drawn})
+
+
+def _step_limit(verdict: VerdictRecord | None, overlay: Overlay) -> figures.Limit:
+    """What a single update's loss is judged by: the verdict's tolerance, or the floor where there is no verdict."""
+    found = [c.tolerance for c in verdict.criteria if c.name == STEP_LOSS] if verdict else []
+    if found and found[0] is not None:
+        return figures.Limit("tolerance", found[0])
+    return figures.Limit("float32 floor", overlay.raw_threshold)
 
 
 def _training_facts(differences: Differences, overlay: Overlay) -> str:
