@@ -36,9 +36,9 @@ def test_tolerances_are_round(value: float, printed: str) -> None:
 
 
 def test_only_all_is_a_hundred_per_cent() -> None:
-    assert percent(1.0) == "100 %"
-    assert percent(0.999999) == "99.99 %"
-    assert percent(0.9875, 1) == "98.7 %"
+    assert percent(1.0) == "100\u00a0%"
+    assert percent(0.999999) == "99.99\u00a0%"
+    assert percent(0.9875, 1) == "98.7\u00a0%"
     assert percent(None) == NOTHING
 
 

@@ -71,7 +71,9 @@ def percent(share: float | None, decimals: int = 2) -> str:
     """A share of one as per cent; 1 is "100 %", without decimals that suggest rounding."""
     if share is None or not math.isfinite(share):
         return NOTHING
-    return "100 %" if share == 1 else f"{math.floor(share * 10 ** (decimals + 2)) / 10**decimals:.{decimals}f} %"
+    return (
+        "100\u00a0%" if share == 1 else f"{math.floor(share * 10 ** (decimals + 2)) / 10**decimals:.{decimals}f}\u00a0%"
+    )
 
 
 def table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, stack: bool = False) -> str:
