@@ -1,6 +1,7 @@
 """Run folders that copy the bundled reference, with sixteen held-out windows in two domains and two landmarks."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from ectype.artifacts import package_path
 from ectype.data.ledger import Ledger
+from ectype.evaluate.runner import evaluate_run
 from ectype.recipe.load import load_recipe, to_yaml
 from ectype.recipe.reference import Reference, load_reference, read_batches, read_training_log
 
@@ -42,26 +44,44 @@ def reference(reference_folder: Path) -> Reference:
     return load_reference(reference_folder)
 
 
+@pytest.fixture(scope="session")
+def records(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Evaluations of a perfect copy, made once: a run of the same weights reuses them."""
+    run = tmp_path_factory.mktemp("evaluated")
+    write_run(run, 640)
+    evaluate_run(run, reference)
+    return run / "evaluations"
+
+
 @pytest.fixture
-def copy(tmp_path: Path, reference: Reference) -> Copy:
+def copy(tmp_path: Path, reference: Reference, records: Path) -> Copy:
     """A function that makes a run folder which reproduced the reference, but for what it is told to change."""
 
     def make(
-        folder: str = "run", loss_shift: float = 0.0, final_weights: int = 640, swap_batch: int | None = None
+        folder: str = "run",
+        loss_shift: float = 0.0,
+        final_weights: int = 640,
+        swap_batch: int | None = None,
+        evaluated: bool = True,
     ) -> Path:
         run = tmp_path / folder
-        (run / "checkpoints").mkdir(parents=True)
-        recipe = load_recipe(
-            "toy-calm", ["landmarks=[0,640]", "evaluation.bootstrap_samples=300", "evaluation.batch_windows=8"]
-        )
-        (run / "recipe.yaml").write_text(to_yaml(recipe))
-        for step, weights in ((0, 0), (640, final_weights)):
-            (run / "checkpoints" / f"{step:08d}").symlink_to(BUNDLE / f"hf/step{weights}", target_is_directory=True)
+        write_run(run, final_weights)
         write_metrics(run, reference, loss_shift)
         write_ledger(run, reference, swap_batch)
+        if evaluated:
+            # A twin's record compares the same two sets of weights, but lies elsewhere.
+            shutil.copytree(records, run / ("against-run" if "twins" in run.parts else "evaluations"))
         return run
 
     return make
+
+
+def write_run(run: Path, final_weights: int) -> None:
+    (run / "checkpoints").mkdir(parents=True)
+    changes = ["landmarks=[0,640]", "evaluation.bootstrap_samples=300", "evaluation.batch_windows=8"]
+    (run / "recipe.yaml").write_text(to_yaml(load_recipe("toy-calm", changes)))
+    for step, weights in ((0, 0), (640, final_weights)):
+        (run / "checkpoints" / f"{step:08d}").symlink_to(BUNDLE / f"hf/step{weights}", target_is_directory=True)
 
 
 def write_metrics(run: Path, reference: Reference, loss_shift: float) -> None:

@@ -66,11 +66,18 @@ def test_swapped_weights_are_not_the_same_model(copy: Copy, reference: Reference
 
 
 def test_a_lost_landmark_is_not_enough_evidence(copy: Copy, reference: Reference) -> None:
-    run = copy()
+    run = copy(evaluated=False)
     (run / "checkpoints" / "00000640").unlink()
     record = judged(run, reference)
     assert record["verdict"] == "not enough evidence"
     assert record["landmarks"]["missing"] == [640]
+
+
+def test_an_evaluation_outlives_its_checkpoint(copy: Copy, reference: Reference) -> None:
+    run = copy()
+    (run / "checkpoints" / "00000640").unlink()
+    _, record = compare_run(run, reference, no_noise())
+    assert (record["verdict"], record["landmarks"]["missing"]) == ("same model", [])
 
 
 def test_an_evaluation_of_other_weights_does_not_count(copy: Copy, reference: Reference) -> None:
@@ -173,7 +180,7 @@ def command(*arguments: Any) -> Result:
 
 
 def test_the_command_line_ends_in_the_verdicts_exit_code(copy: Copy, reference_folder: Path) -> None:
-    run = copy()
+    run = copy(evaluated=False)
     given = ("--reference", reference_folder)
     assert command("compare", run, *given, "--no-twins").exit_code == 3
     done = command("evaluate", run, *given, "--json")
@@ -185,9 +192,7 @@ def test_the_command_line_ends_in_the_verdicts_exit_code(copy: Copy, reference_f
     assert json.loads(done.stdout)["verdict"] == "same model"
     done = command("compare", run, *given, "--no-twins")
     assert "same model: all" in done.stdout
-    other = copy("other", swap_batch=3)
-    shutil.copytree(run / "evaluations", other / "evaluations")
-    assert command("compare", other, *given, "--no-twins").exit_code == 1
+    assert command("compare", copy("other", swap_batch=3), *given, "--no-twins").exit_code == 1
 
 
 @pytest.mark.parametrize(

@@ -20,35 +20,34 @@ _DIRECT = 30.0
 """Above this largest centred logit difference the textbook sum is used: e^d nears the end of float32."""
 
 
-def token_loss(logits_CV: jax.Array, targets_C: jax.Array) -> jax.Array:
-    """Cross-entropy in nats, float32 [C], by a float32 log-softmax over the rows given."""
-    chosen = jnp.take_along_axis(logits_CV, targets_C[:, None], axis=-1)[:, 0]
-    return jax.nn.logsumexp(logits_CV, axis=-1) - chosen
-
-
-def token_kl(reference_CV: jax.Array, ours_CV: jax.Array) -> jax.Array:
+def token_kl(reference_CV: jax.Array, ours_CV: jax.Array, log_z_C: tuple[jax.Array, jax.Array]) -> jax.Array:
     """KL(reference || ours) per token in nats, float32 [C], never negative, from two models' logits.
 
     The textbook sum of p (log p - log q) drowns a divergence of 1e-9 in its own float32 rounding of 1e-7. With
     z = reference - ours and d = E_p[z] - z, the same divergence is log E_p[e^d], and as E_p[d] = 0 that is
     log(1 + E_p[e^d - 1 - d]): a sum of non-negative terms, each with full relative precision.
+
+    Args:
+        reference_CV: the reference's logits, float32.
+        ours_CV: our logits, float32.
+        log_z_C: logsumexp of the reference's logits, and of ours.
     """
-    log_p = jax.nn.log_softmax(reference_CV, axis=-1)
-    p = jnp.exp(log_p)
+    p = jnp.exp(reference_CV - log_z_C[0][:, None])
     z = reference_CV - ours_CV
-    d = jnp.sum(p * z, axis=-1, keepdims=True) - z
+    mean_z = jnp.sum(p * z, axis=-1)
+    d = mean_z[:, None] - z
     series = d * d * (0.5 + d * (1 / 6 + d * (1 / 24 + d * (1 / 120 + d * (1 / 720 + d / 5040)))))
-    bounded = jnp.clip(d, -jnp.inf, _DIRECT)
+    bounded = jnp.minimum(d, _DIRECT)
     excess = jnp.where(jnp.abs(d) < _SMALL, series, jnp.expm1(bounded) - bounded)
     centred = jnp.log1p(jnp.sum(p * excess, axis=-1))
-    direct = jnp.sum(p * (log_p - jax.nn.log_softmax(ours_CV, axis=-1)), axis=-1)
+    direct = mean_z - log_z_C[0] + log_z_C[1]
     return jnp.where(jnp.max(d, axis=-1) > _DIRECT, direct, centred)
 
 
 def chunk_measures(
     ours_CV: jax.Array, reference_CV: jax.Array, targets_C: jax.Array, vocab_size: int
 ) -> dict[str, jax.Array]:
-    """Measures of a chunk of tokens, each float32 [C].
+    """Measures of a chunk of tokens, each float32 [C]; losses are nats by a float32 log-softmax.
 
     Args:
         ours_CV: our logits, float32, over all trained rows.
@@ -57,14 +56,19 @@ def chunk_measures(
         vocab_size: real rows. `loss`, `reference_loss`, `kl` and `agree` (1 or 0) see only these, which is what a
             Hugging Face export computes; the two `_all_rows` losses see every trained row, as training does.
     """
+    sides = {"": ours_CV, "reference_": reference_CV}
+    measures, log_z = {}, {}
+    for side, logits_CV in sides.items():
+        chosen = jnp.take_along_axis(logits_CV, targets_C[:, None], axis=-1)[:, 0]
+        log_z[side] = log_z_all = jax.nn.logsumexp(logits_CV[:, :vocab_size], axis=-1)
+        if logits_CV.shape[-1] > vocab_size:
+            log_z_all = jnp.logaddexp(log_z[side], jax.nn.logsumexp(logits_CV[:, vocab_size:], axis=-1))
+        measures |= {f"{side}loss": log_z[side] - chosen, f"{side}loss_all_rows": log_z_all - chosen}
     ours, reference = ours_CV[:, :vocab_size], reference_CV[:, :vocab_size]
-    return {
-        "loss": token_loss(ours, targets_C),
-        "loss_all_rows": token_loss(ours_CV, targets_C),
-        "reference_loss": token_loss(reference, targets_C),
-        "reference_loss_all_rows": token_loss(reference_CV, targets_C),
-        "kl": token_kl(reference, ours),
-        "agree": (jnp.argmax(ours, axis=-1) == jnp.argmax(reference, axis=-1)).astype(jnp.float32),
+    agree = jnp.argmax(ours, axis=-1) == jnp.argmax(reference, axis=-1)
+    return measures | {
+        "kl": token_kl(reference, ours, (log_z["reference_"], log_z[""])),
+        "agree": agree.astype(jnp.float32),
     }
 
 
