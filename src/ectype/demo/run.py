@@ -20,7 +20,7 @@ from ectype.data.source import open_order
 from ectype.errors import EctypeError
 from ectype.evaluate.runner import evaluate_run
 from ectype.progress import Progress, silent
-from ectype.recipe.load import load_placement, load_recipe
+from ectype.recipe.load import load_placement, load_recipe, with_inputs
 from ectype.recipe.reference import load_reference
 from ectype.recipe.spec import Recipe
 from ectype.report.build import write_report
@@ -73,8 +73,7 @@ def run_demo(
         plan = audit_plan(order, parse_schedule("1 host", shipped.duration_steps), progress)
         _require_clean(plan, "the plan")
         done(f"plan of {plan.steps:,} updates: every window exactly once per pass")
-    inputs = {"index": str((out / "index.json").absolute()), "weights": str(weights.absolute()), "padded_rows": None}
-    imported = shipped.model_copy(update={"inputs": shipped.inputs.model_copy(update=inputs)})
+    imported = with_inputs(shipped, index=str(out / "index.json"), weights=str(weights), padded_rows=None)
     with _stage(say) as done:
         result = train_run(imported, placement, run_dir, progress=progress)
         done(f"trained {result.step:,} updates")
