@@ -68,7 +68,7 @@ def build_train_step(recipe: Recipe, placement: Placement, mesh: Mesh) -> Callab
         )(state.params, batch)
         loss, norm, history = metrics.loss, metrics.grad_norm, state.optimizer.history
         accepted = optim.accepts(history, loss, norm, recipe.optimizer.skip_step)
-        scale = optim.clip_scale(norm, recipe.optimizer.clip_norm)
+        scale = optim.clip_scale(norm, recipe.optimizer.clip_norm) / jnp.maximum(metrics.loss_tokens, 1)
         params, optimizer = optim.adamw(
             state.params, gradients, state.optimizer, recipe.optimizer, learning_rate, scale, accepted
         )
@@ -81,16 +81,18 @@ def build_train_step(recipe: Recipe, placement: Placement, mesh: Mesh) -> Callab
 def _local_gradients(
     params: Tree, batch: DeviceBatch, *, recipe: Recipe, placement: Placement, specs: Tree
 ) -> tuple[Tree, Metrics]:
-    """The gradients summed over devices, split as the parameters are, and what was measured on the way."""
+    """Gradients of the summed loss, summed over devices and split as the parameters are, and what was measured.
+
+    Nothing is divided by the count before the end, and no sum over devices is taken earlier: one in the middle would
+    make a device wait while its neighbour computes.
+    """
     targets, mask = next_token_targets(batch.tokens, batch.keep)
     if batch.target_mask is not None:
         mask = mask * jnp.roll(batch.target_mask, -1, axis=1)
     counted = jnp.sum(mask)
     if recipe.loss.rejected_windows_count == "full":
         counted += jnp.sum(~batch.keep) * batch.tokens.shape[1]
-    counted = jax.lax.psum(counted, BATCH_AXES)
-    objective = partial(_objective, recipe=recipe, placement=placement, specs=specs, counted=counted)
-    gradient = jax.grad(objective, has_aux=True)
+    gradient = jax.grad(partial(_objective, recipe=recipe, placement=placement, specs=specs), has_aux=True)
     rows = (batch.tokens, targets, mask, batch.segment_ids)
     windows = batch.tokens.shape[0]
     micro = placement.micro_batch_windows or windows
@@ -104,15 +106,18 @@ def _local_gradients(
             return jax.tree.map(jnp.add, total, gradient(params, rows)), None
 
         (gradients, sums), _ = jax.lax.scan(accumulate, start, rows)
+    # The barrier holds the small sums back until the gradients are there.
+    local = (gradients, sums, counted, jnp.any(batch.stop).astype(jnp.int32))
+    gradients, sums, counted, stop = jax.lax.optimization_barrier(local)
     gradients = jax.tree.map(partial(_sum_over_devices, dtype=recipe.numerics.gradient_reduction), gradients, specs)
-    loss, z_loss = jax.lax.psum(sums, BATCH_AXES)
-    stop = jax.lax.psum(jnp.any(batch.stop).astype(jnp.int32), BATCH_AXES) > 0
-    metrics = Metrics(loss, z_loss, _norm(gradients, specs), jnp.zeros((), bool), counted, stop)
-    return gradients, metrics
+    (loss, z_loss), counted, stop = jax.lax.psum((sums, counted, stop), BATCH_AXES)
+    divisor = jnp.maximum(counted, 1)
+    norm = _norm(gradients, specs) / divisor
+    return gradients, Metrics(loss / divisor, z_loss / divisor, norm, jnp.zeros((), bool), counted, stop > 0)
 
 
-def _objective(params: Tree, rows: Tree, *, recipe: Recipe, placement: Placement, specs: Tree, counted: jax.Array):
-    """(objective, (cross-entropy, z-loss)), each over `counted`, of one micro-batch on one device."""
+def _objective(params: Tree, rows: Tree, *, recipe: Recipe, placement: Placement, specs: Tree):
+    """objective, (cross-entropy, z-loss): sums over the tokens of one micro-batch on one device, in nats."""
     tokens, targets, mask, segment_ids = rows
     gather = partial(_gather, specs=specs)
     hidden_mLD = forward(
@@ -123,11 +128,10 @@ def _objective(params: Tree, rows: Tree, *, recipe: Recipe, placement: Placement
     head_VD = head_weight(
         {part: gather(part, params[part]) for part in ("embedding", "head") if part in params}, recipe.model
     )
-    total, parts = summed_loss(
+    return summed_loss(
         hidden_mLD.reshape(-1, hidden_mLD.shape[-1]), head_VD, targets.reshape(-1), mask.reshape(-1),
         recipe.loss.z_loss, placement.loss_chunk_tokens,
     )  # fmt: skip
-    return total / counted, (parts[0] / counted, parts[1] / counted)
 
 
 def remat_of(placement: Placement) -> Callable[[Any], Any]:
