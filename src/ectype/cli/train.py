@@ -10,6 +10,9 @@ import typer
 
 from ectype.cli.output import JSON_OPTION, ProgressBar, emit, verb
 
+WEIGHTS_OPTION = typer.Option(envvar="LOAD_PARAMETERS_PATH", help="Step-0 weights: checkpoint or Hugging Face folder.")
+ALLOW_OPTION = typer.Option("--allow-change", help="Recipe field that may differ from the run's; may repeat.")
+
 
 @verb
 def train(
@@ -21,10 +24,7 @@ def train(
         list[str] | None, typer.Option("--placement-set", help="Placement field=value; may repeat.")
     ] = None,
     index: Annotated[str | None, typer.Option(envvar="OLMO_INDEX_PATH", help="Index or manifest of tokens.")] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(envvar="LOAD_PARAMETERS_PATH", help="Step-0 weights: checkpoint or Hugging Face folder."),
-    ] = None,
+    weights: Annotated[str | None, WEIGHTS_OPTION] = None,
     padded_rows: Annotated[
         str | None, typer.Option("--padded-rows", help="Side file with rows that a Hugging Face export dropped.")
     ] = None,
@@ -38,10 +38,7 @@ def train(
     ] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Processes of the job.")] = None,
     process: Annotated[int | None, typer.Option(min=0, help="This process's number.")] = None,
-    allow_change: Annotated[
-        list[str] | None,
-        typer.Option("--allow-change", help="Recipe field that may differ from the run's; may repeat."),
-    ] = None,
+    allow_change: Annotated[list[str] | None, ALLOW_OPTION] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Also log to TensorBoard here (extra `track`).")] = None,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
@@ -51,11 +48,10 @@ def train(
     from ectype.train.loop import train_run
     from ectype.train.sharding import prepare_devices
 
-    spec = load_recipe(recipe, overrides or ())
     given: dict[str, str | None] = {} if index is None else {"index": index}
     if weights is not None:
         given |= {"weights": weights, "padded_rows": padded_rows}
-    spec = with_inputs(spec, **given)
+    spec = with_inputs(load_recipe(recipe, overrides or ()), **given)
     where = load_placement(placement, placement_overrides or ())
     prepare_devices(where)
     join(coordinator, processes, process)

@@ -9,6 +9,7 @@ computed; scores inside a span that the window, the future or another document h
 """
 
 from functools import partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +43,8 @@ def attention(
     key, value = key_BLGK.transpose(0, 2, 1, 3), value_BLGK.transpose(0, 2, 1, 3)
     window = length if window_tokens is None else min(window_tokens, length)
     spans = block_spans(length, window, block_tokens or default_block_tokens(length))
-    context = _attend(query, key, value, segment_ids_BL, tuple(spans), window).reshape(batch, heads, length, head_dim)
+    mixed = cast(jax.Array, _attend(query, key, value, segment_ids_BL, tuple(spans), window))
+    context = mixed.reshape(batch, heads, length, head_dim)
     return context.transpose(0, 2, 1, 3)
 
 

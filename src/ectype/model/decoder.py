@@ -167,12 +167,12 @@ def _structure(model: Model) -> tuple[Tree, tuple[Any, nnx.State]]:
 
 def parameter_shapes(model: Model) -> Tree:
     """The parameter tree with each leaf's shape as a tuple of int."""
-    return jax.tree.map(lambda leaf: tuple(leaf.shape), _structure(model)[0])
+    return jax.tree.map(lambda leaf: tuple(leaf.shape), _structure(model)[0])  # pyright: ignore[reportArgumentType] - frozen models hash
 
 
 def layer_module(layer_params: Tree, model: Model) -> Layer:
     """One layer's parameters (no stack axis) as a module."""
-    graph, state = _structure(model)[1]
+    graph, state = _structure(model)[1]  # pyright: ignore[reportArgumentType] - frozen models hash
     filled = jax.tree.map(lambda leaf: leaf, state)
     nnx.replace_by_pure_dict(filled, layer_params)
     return nnx.merge(graph, filled)

@@ -4,6 +4,7 @@ Shapes: N tokens of one device, C tokens of a chunk, D model, V vocabulary rows.
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +50,9 @@ def _backward(z_loss, chunk_tokens, gradients, cotangents):
 summed_loss.defvjp(_forward, _backward)
 
 
-def _over_chunks(hidden_ND, head_VD, targets_N, mask_N, z_loss, chunk_tokens, with_gradient):
+def _over_chunks(
+    hidden_ND, head_VD, targets_N, mask_N, z_loss, chunk_tokens, with_gradient
+) -> tuple[Any, tuple[Any, ...]]:
     """((objective, (cross-entropy, z-loss)), (grad_hidden [N, D], grad_head [V, D]) or ())."""
     tokens, width = hidden_ND.shape
     chunk = partial(_chunk, head_VD=head_VD, z_loss=z_loss, with_gradient=with_gradient)
@@ -61,7 +64,7 @@ def _over_chunks(hidden_ND, head_VD, targets_N, mask_N, z_loss, chunk_tokens, wi
         for array in (hidden_ND, targets_N, mask_N)
     )
 
-    def step(carry, row):
+    def step(carry: Any, row: Any) -> tuple[Any, Any]:
         sums, gradients = chunk(*row)
         grad_hidden, grad_head = (gradients[0], gradients[1:]) if with_gradient else ((), ())
         return jax.tree.map(jnp.add, carry, (sums, grad_head)), grad_hidden
@@ -74,7 +77,7 @@ def _over_chunks(hidden_ND, head_VD, targets_N, mask_N, z_loss, chunk_tokens, wi
     return sums, (grad_hidden.reshape(-1, width)[:tokens], grad_head[0])
 
 
-def _chunk(hidden_CD, targets_C, mask_C, *, head_VD, z_loss, with_gradient):
+def _chunk(hidden_CD, targets_C, mask_C, *, head_VD, z_loss, with_gradient) -> tuple[Any, tuple[Any, ...]]:
     head = head_VD.astype(hidden_CD.dtype)
     logits_CV = jax.lax.dot_general(hidden_CD, head, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     highest_C1 = jnp.max(logits_CV, axis=1, keepdims=True)

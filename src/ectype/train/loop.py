@@ -180,7 +180,7 @@ def _train(
     job: Job, state: TrainState, start: int, end: int, saver: checkpoint.Saver, stopping: Callable[[], bool]
 ) -> Result:
     """Updates `start` + 1 to `end`, or as far as a signal lets it come; the last one is saved."""
-    step_function = _compiled_step(job.recipe, job.placement, job.mesh)
+    step_function = _compiled_step(job.recipe, job.placement, job.mesh)  # pyright: ignore[reportArgumentType] - frozen
     ledger = Ledger(job.run_dir, jax.process_index(), jax.process_count())
     ledger.begin(start)
     loader, row, step, stall = job.placement.loader, None, start, 0.0

@@ -63,7 +63,7 @@ def open_run(
         stored = read_json(run_dir / "run.json", "run")
         _check_recipe(run_dir, recipe, allowed)
         step = max(finished_steps(run_dir), default=0)
-        if not index.continues(stored.get("index_fingerprint"), step):
+        if not index.continues(str(stored.get("index_fingerprint")), step):
             _check_same(run_dir, "index fingerprint", stored.get("index_fingerprint"), index.fingerprint)
         _check_same(run_dir, "perturbation", stored.get("perturbation"), _perturbation(perturb))
     elif any(path.name != ".lock" for path in run_dir.iterdir()):
@@ -103,7 +103,7 @@ def check_description(run_dir: Path, meta: dict[str, Any], recipe: Recipe, index
             f"{path} was made under recipe {meta.get('recipe_hash')}", f"one of {sorted(known)}",
             "move that checkpoint away, or restore the run folder from a copy",
         )  # fmt: skip
-    if not index.continues(meta.get("index_fingerprint"), step):
+    if not index.continues(str(meta.get("index_fingerprint")), step):
         raise EctypeError(
             f"{path} was made with index {meta.get('index_fingerprint')}", f"index {index.fingerprint}",
             "train with the index that the run began with",
@@ -143,12 +143,10 @@ class MetricsFile:
     """
 
     def __init__(self, run_dir: Path, first_step: int) -> None:
-        self._stream = open(os.devnull, "ab") if jax.process_index() else None  # noqa: SIM115 - closed by `__exit__`
-        if self._stream is None:
-            path = run_dir / "metrics.jsonl"
-            if path.is_file():
-                write_bytes_atomic(path, b"".join(_lines_up_to(path, first_step)))
-            self._stream = open(path, "ab")  # noqa: SIM115 - closed by `__exit__`
+        path = run_dir / "metrics.jsonl" if jax.process_index() == 0 else Path(os.devnull)
+        if path.is_file():
+            write_bytes_atomic(path, b"".join(_lines_up_to(path, first_step)))
+        self._stream = open(path, "ab")  # noqa: SIM115 - closed by `__exit__`
 
     def __enter__(self) -> "MetricsFile":
         return self

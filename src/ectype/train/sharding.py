@@ -24,7 +24,7 @@ def prepare_devices(placement: Placement) -> None:
     if placement.platform != "cpu":
         return
     wanted = placement.devices or 1
-    if jax.config.jax_num_cpu_devices >= wanted:
+    if jax.config.jax_num_cpu_devices >= wanted:  # pyright: ignore[reportAttributeAccessIssue] - set at run time
         return  # More than enough were asked for already: the mesh takes the first ones.
     try:
         jax.config.update("jax_num_cpu_devices", wanted)

@@ -30,7 +30,8 @@ class TrainState:
 
 def state_specs(recipe: Recipe, mesh: Mesh) -> TrainState:
     """A `PartitionSpec` for each leaf of the state: moments lie with their parameters, scalars everywhere."""
-    params, whole = parameter_specs(parameter_shapes(recipe.model), mesh), PartitionSpec()
+    params = parameter_specs(parameter_shapes(recipe.model), mesh)
+    whole: Any = PartitionSpec()
     return TrainState(params, OptimizerState(params, params, whole, History(whole, whole, whole)), whole)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 
 from ectype.model.decoder import forward, head_weight
@@ -155,7 +156,7 @@ def _gather(part: str, tree: Tree, *, specs: Tree) -> Tree:
         if axis is None:
             return leaf
         gathered = jax.lax.all_gather(leaf, "fsdp", axis=axis - stack_axes, tiled=True)
-        return jax.ad_checkpoint.checkpoint_name(gathered, WHOLE_WEIGHT)
+        return checkpoint_name(gathered, WHOLE_WEIGHT)
 
     return jax.tree.map(whole, tree, specs[part])
 
