@@ -84,8 +84,8 @@ def _local_gradients(
 ) -> tuple[Tree, Metrics]:
     """Gradients of the summed loss, summed over devices and split as the parameters are, and what was measured.
 
-    Nothing is divided by the count before the end, and no sum over devices is taken earlier: one in the middle would
-    make a device wait while its neighbour computes.
+    Nothing is divided by the count before the end, and no sum over devices is taken earlier: after a collective, XLA's
+    CPU client goes on with all devices of the process in one thread.
     """
     targets, mask = next_token_targets(batch.tokens, batch.keep)
     if batch.target_mask is not None:
@@ -107,10 +107,9 @@ def _local_gradients(
             return jax.tree.map(jnp.add, total, gradient(params, rows)), None
 
         (gradients, sums), _ = jax.lax.scan(accumulate, start, rows)
-    # The barrier holds the small sums back until the gradients are there.
-    local = (gradients, sums, counted, jnp.any(batch.stop).astype(jnp.int32))
-    gradients, sums, counted, stop = jax.lax.optimization_barrier(local)
     gradients = jax.tree.map(partial(_sum_over_devices, dtype=recipe.numerics.gradient_reduction), gradients, specs)
+    # All float32, so that one collective takes them together with the gradients.
+    stop = jnp.any(batch.stop).astype(jnp.float32)
     (loss, z_loss), counted, stop = jax.lax.psum((sums, counted, stop), BATCH_AXES)
     divisor = jnp.maximum(counted, 1)
     norm = _norm(gradients, specs) / divisor
@@ -171,4 +170,7 @@ def _norm(gradients: Tree, specs: Tree) -> jax.Array:
     """L2 norm over the whole tree, float32."""
     split = jax.tree.map(lambda g, s: None if split_axis(s) is None else g, gradients, specs)
     replicated = jax.tree.map(lambda g, s: g if split_axis(s) is None else None, gradients, specs)
-    return jnp.sqrt(jax.lax.psum(optim.squared_norm(split), "fsdp") + optim.squared_norm(replicated))
+    squares = optim.squared_norm(replicated)
+    if jax.tree.leaves(split):
+        squares += jax.lax.psum(optim.squared_norm(split), "fsdp")
+    return jnp.sqrt(squares)
