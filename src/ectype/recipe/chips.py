@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from ectype.errors import EctypeError
@@ -17,6 +18,7 @@ class Chip:
     memory_bytes_per_device: int
 
 
+@lru_cache
 def load_chip(name: str) -> Chip:
     """The chip called `name`.
 
