@@ -1,11 +1,12 @@
 """`ectype data`: index token files, audit what a run reads, list and show windows."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ectype.cli.output import JSON_OPTION, ProgressBar, emit, verb
+from ectype.cli.output import JSON_OPTION, REMAP_OPTION, ProgressBar, emit, verb
 from ectype.errors import EXIT_NEGATIVE, EctypeError
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Index token files, audit what a run reads, list and show windows.", no_args_is_help=True)
 
 OLMO3_VOCAB_SIZE = 100_278
-REMAP_OPTION = typer.Option("--remap", help="FROM=TO: read paths below FROM from TO; may repeat, longest wins.")
 RECIPE_OPTION = typer.Option("--recipe", help="Recipe name or YAML path.")
 SET_OPTION = typer.Option("--set", help="section.key=value; may repeat.")
 INDEX_OPTION = typer.Option("--index", help="Index JSON, manifest or folder.")
@@ -55,7 +55,7 @@ def index(
     from ectype.data.index import entries_of, write_index
     from ectype.data.manifest import OLMO3_TOKENIZER
     from ectype.data.tokenindex import build_index, report
-    from ectype.recipe.load import load_recipe
+    from ectype.recipe.load import load_recipe, parse_remap
 
     if recipe is not None:
         spec = load_recipe(recipe, overrides or ())
@@ -70,11 +70,11 @@ def index(
     with ProgressBar() as progress:
         built = build_index(
             entries, sequence_length_tokens=sequence_length, vocab_size=vocab_size or OLMO3_VOCAB_SIZE, dtype=dtype,
-            max_target_length_tokens=max_target_length, prefixes=_prefixes(remap), allow_missing=allow_missing,
+            max_target_length_tokens=max_target_length, prefixes=parse_remap(remap or ()), allow_missing=allow_missing,
             allow_duplicates=allow_duplicates, skipped=[f"malformed {fault}" for fault in faults], progress=progress,
         )  # fmt: skip
     if mix is not None:
-        built = _mixed(built, mix, batch_windows, continue_run, step)
+        built = _mixed(built, mix, batch_windows, continue_run, step, remap)
     elif continue_run is not None:
         raise EctypeError("--continue-run without --mix", "the new mixture", "give --mix FILE")
     write_index(built, out)
@@ -90,6 +90,7 @@ def audit(
     recipe: Annotated[str | None, RECIPE_OPTION] = None,
     schedule: Annotated[str, typer.Option(help="Host counts of the planned run.")] = "1 host",
     overrides: Annotated[list[str] | None, SET_OPTION] = None,
+    remap: Annotated[list[str] | None, REMAP_OPTION] = None,
     order_cache: Annotated[Path | None, CACHE_OPTION] = None,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> int:
@@ -102,7 +103,7 @@ def audit(
     from ectype.data.schedule import parse_schedule
     from ectype.data.source import open_order
 
-    spec, opened = _open(run, index, recipe, overrides, {}, open_files=False)
+    spec, opened = _open(run, index, recipe, overrides, remap)
     order = open_order(opened, spec.data, order_cache)
     with ProgressBar() as progress:
         if run is not None:
@@ -120,6 +121,7 @@ def which(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     step: Annotated[int, typer.Option(help="Update number, from 1.")],
     index: Annotated[str | None, INDEX_OPTION] = None,
+    remap: Annotated[list[str] | None, REMAP_OPTION] = None,
     order_cache: Annotated[Path | None, CACHE_OPTION] = None,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
@@ -127,7 +129,7 @@ def which(
     from ectype.data.source import open_order, open_source
     from ectype.data.where import places
 
-    spec, opened = _open(run, index, None, None, {}, open_files=False)
+    spec, opened = _open(run, index, None, None, remap)
     if step < 1:
         raise EctypeError(f"step {step}", "an update number from 1", "the batch of update n is the n-th of the order")
     order = open_order(opened, spec.data, order_cache)
@@ -167,7 +169,7 @@ def show(
     from ectype.data.where import decoder, places
 
     decode = None if tokenizer is None else decoder(tokenizer)
-    spec, opened = _open(run, index, recipe, overrides, _prefixes(remap), open_files=False)
+    spec, opened = _open(run, index, recipe, overrides, remap)
     source, phases = open_source(opened, spec.data, order_cache)
     windows = sum(phase.windows for phase in phases)
     if not 0 <= window < windows:
@@ -195,25 +197,25 @@ def _open(
     index_path: str | None,
     recipe: str | None,
     overrides: list[str] | None,
-    prefixes: dict[str, str],
-    open_files: bool,
+    remap: list[str] | None,
 ) -> "tuple[Recipe, TokenIndex]":
-    """The recipe and index that a run folder or the options name."""
+    """The recipe and index that a run folder or the options name; a plan takes OLMO_INDEX_PATH as training does."""
     from ectype.artifacts import read_json
     from ectype.data.index import load_index
-    from ectype.recipe.load import load_recipe
+    from ectype.recipe.load import load_recipe, parse_remap
 
     if (run is None) == (recipe is None):
         raise EctypeError("neither or both of a run and a recipe", "--run DIR, or --recipe R", "give one of them")
     if run is not None and not run.is_dir():
         raise EctypeError(f"no run folder {run}", "a folder that `ectype train` wrote", "check the path")
     spec = load_recipe(str(run / "recipe.yaml") if run is not None else str(recipe), overrides or ())
-    path = index_path or spec.inputs.index
+    path = index_path or (os.environ.get("OLMO_INDEX_PATH") if run is None else None) or spec.inputs.index
     if path is None:
         raise EctypeError(
             "the recipe names no index", "inputs.index, or --index", "say where the token files are listed"
         )
-    opened = load_index(path, spec.data, spec.model.vocab_size, prefixes=prefixes, open_files=open_files)
+    prefixes = parse_remap((*spec.inputs.remap, *(remap or ())))
+    opened = load_index(path, spec.data, spec.model.vocab_size, prefixes=prefixes, open_files=False)
     if run is not None and (run / "run.json").exists() and not opened.fingerprint.startswith("unopened-"):
         stored = read_json(run / "run.json", "run").get("index_fingerprint")
         if stored not in (None, opened.fingerprint, opened.previous_fingerprint):
@@ -225,8 +227,13 @@ def _open(
 
 
 def _mixed(
-    built: "TokenIndex", mix: Path, batch_windows: int | None, run: Path | None, step: int | None
-) -> "TokenIndex":  # fmt: skip
+    built: "TokenIndex",
+    mix: Path,
+    batch_windows: int | None,
+    run: Path | None,
+    step: int | None,
+    remap: list[str] | None,
+) -> "TokenIndex":
     from ectype.data.mixture import change_mix_of_run, load_mixture, mix_index
 
     mixture = load_mixture(mix)
@@ -234,17 +241,9 @@ def _mixed(
         if batch_windows is None:
             raise EctypeError("--mix without a batch size", "--batch-windows or --recipe", "shares fill whole batches")
         return mix_index(built, mixture, batch_windows)
-    spec, old = _open(run, None, None, None, {}, open_files=False)
+    spec, old = _open(run, None, None, None, remap)
     at = _newest_checkpoint(run) if step is None else step
     return change_mix_of_run(old, spec.data, built, mixture, at)
-
-
-def _prefixes(remap: list[str] | None) -> dict[str, str]:
-    pairs = [item.partition("=") for item in remap or ()]
-    for source, equals, _ in pairs:
-        if not source or not equals:
-            raise EctypeError(f"--remap {source}{equals}", "FROM=TO", "for example --remap gs://bucket=/mnt/bucket")
-    return {source: target for source, _, target in pairs}
 
 
 def _newest_checkpoint(run: Path) -> int:

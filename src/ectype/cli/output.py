@@ -13,6 +13,9 @@ import typer
 from ectype.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED, EctypeError, Stopped
 
 JSON_OPTION = typer.Option("--json", help="Print one JSON object on standard output.")
+REMAP_OPTION = typer.Option(
+    "--remap", help="FROM=TO: read index and token files below FROM from TO; may repeat, longest wins."
+)
 
 
 def verb(function: Callable[..., Any]) -> Callable[..., None]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ectype.cli.output import JSON_OPTION, ProgressBar, emit, verb
+from ectype.cli.output import JSON_OPTION, REMAP_OPTION, ProgressBar, emit, verb
 
 WEIGHTS_OPTION = typer.Option(envvar="LOAD_PARAMETERS_PATH", help="Step-0 weights: checkpoint or Hugging Face folder.")
 ALLOW_OPTION = typer.Option("--allow-change", help="Recipe field that may differ from the run's; may repeat.")
@@ -24,6 +24,7 @@ def train(
         list[str] | None, typer.Option("--placement-set", help="Placement field=value; may repeat.")
     ] = None,
     index: Annotated[str | None, typer.Option(envvar="OLMO_INDEX_PATH", help="Index or manifest of tokens.")] = None,
+    remap: Annotated[list[str] | None, REMAP_OPTION] = None,
     weights: Annotated[str | None, WEIGHTS_OPTION] = None,
     padded_rows: Annotated[
         str | None, typer.Option("--padded-rows", help="Side file with rows that a Hugging Face export dropped.")
@@ -51,7 +52,7 @@ def train(
     given: dict[str, str | None] = {} if index is None else {"index": index}
     if weights is not None:
         given |= {"weights": weights, "padded_rows": padded_rows}
-    spec = with_inputs(load_recipe(recipe, overrides or ()), **given)
+    spec = with_inputs(load_recipe(recipe, overrides or ()), remap=remap or (), **given)
     where = load_placement(placement, placement_overrides or ())
     prepare_devices(where)
     join(coordinator, processes, process)

@@ -50,7 +50,8 @@ def load_index(
         EctypeError: unreadable or malformed input, another length or id space than the recipe's, or files that are
             missing, cut, grown, replaced, of another width or out of the id space, each by name.
     """
-    source = str(path) if is_remote(str(path)) else str(package_path(str(path)))
+    named = remap(str(path), prefixes)
+    source = named if is_remote(named) else str(package_path(named))
     target = data.order.max_target_length_tokens
     content = b"" if _is_folder(source) else read_all(source)
     if content.lstrip()[:1] == b"{":

@@ -36,17 +36,31 @@ def load_placement(name_or_path: str, overrides: Sequence[str] = ()) -> Placemen
     return _load(Placement, "placement", name_or_path, overrides)
 
 
-def with_inputs(recipe: Recipe, **given: str | None) -> Recipe:
-    """The recipe with `given` inputs, and with every input that is a plain path made absolute.
+def with_inputs(recipe: Recipe, *, remap: Sequence[str] = (), **given: str | None) -> Recipe:
+    """The recipe with `given` inputs and further `remap` items, and with every plain path among them made absolute.
 
     A run folder stores its recipe, and must find its inputs again from any working directory.
     """
     inputs = recipe.inputs.model_dump() | given
-    resolved = {
-        name: value if value is None or value.startswith("package:") or "://" in value else str(Path(value).absolute())
-        for name, value in inputs.items()
-    }
-    return recipe.model_copy(update={"inputs": Inputs(**resolved)})
+    prefixes = parse_remap((*inputs.pop("remap"), *remap))
+    resolved = {name: None if value is None else _absolute(value) for name, value in inputs.items()}
+    items = tuple(f"{source}={_absolute(target)}" for source, target in prefixes.items())
+    return recipe.model_copy(update={"inputs": Inputs(**resolved, remap=items)})
+
+
+def parse_remap(items: Sequence[str]) -> dict[str, str]:
+    """Prefix to prefix, from `FROM=TO` items; of two with the same FROM the later one counts.
+
+    Raises:
+        EctypeError: an item of another form.
+    """
+    prefixes: dict[str, str] = {}
+    for item in items:
+        source, equals, target = item.partition("=")
+        if not source or not equals or not target:
+            raise EctypeError(f"remap {item!r}", "FROM=TO", "for example --remap gs://bucket=/mnt/bucket")
+        prefixes[source] = target
+    return prefixes
 
 
 def recipe_hash(recipe: Recipe) -> str:
@@ -72,6 +86,10 @@ def parse_recipe(values: Any, source: str) -> Recipe:
 def to_yaml(spec: BaseModel) -> str:
     """The resolved specification as YAML that loads back equal."""
     return yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _absolute(path: str) -> str:
+    return path if path.startswith("package:") or "://" in path else str(Path(path).absolute())
 
 
 def _load(spec: type[Spec], kind: str, name_or_path: str, overrides: Sequence[str]) -> Spec:

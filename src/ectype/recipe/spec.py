@@ -191,6 +191,8 @@ class Inputs(Section):
 
     index: str | None = None
     """Index JSON or manifest of token files; `package:` names a file shipped with Ectype."""
+    remap: tuple[str, ...] = ()
+    """`FROM=TO`: paths of the index that lie below FROM are read from TO; the longest match wins."""
     weights: str | None = None
     """Step-0 weights: an Ectype checkpoint or a Hugging Face folder. None: drawn from `init_seed`."""
     padded_rows: str | None = None

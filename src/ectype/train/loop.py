@@ -4,7 +4,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from ectype.model.flops import flops_per_token
 from ectype.model.parameters import init_parameters
 from ectype.progress import Progress, silent
 from ectype.recipe.chips import load_chip
-from ectype.recipe.load import recipe_hash
+from ectype.recipe.load import parse_remap, recipe_hash
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe
 from ectype.train import checkpoint, distributed, run_folder
@@ -113,7 +113,10 @@ def train_run(
         raise EctypeError("the recipe names no index", "inputs.index", "give --index FILE")
     watchdog = Watchdog(placement.phase_limit_seconds, jax.process_index(), jax.process_count())
     with watchdog.running():
-        index = load_index(recipe.inputs.index, recipe.data, recipe.model.vocab_size, progress=progress)
+        index = load_index(
+            recipe.inputs.index, recipe.data, recipe.model.vocab_size, prefixes=parse_remap(recipe.inputs.remap),
+            progress=progress,
+        )  # fmt: skip
         rows = process_rows(NamedSharding(mesh, PartitionSpec(BATCH_AXES)), recipe.data.global_batch_windows)
         watchers = Watchers(progress, watch, warn)
         job = Job(recipe, placement, run_dir, mesh, index, rows, perturb, watchdog, watchers)
@@ -184,11 +187,14 @@ def _train(
     ledger = Ledger(job.run_dir, jax.process_index(), jax.process_count())
     ledger.begin(start)
     loader, row, step, stall = job.placement.loader, None, start, 0.0
+    place = partial(jax.make_array_from_process_local_data, job.batch_sharding)
+    flags = {stop: place(np.full(len(job.rows), stop)) for stop in (False, True)}
     with (
         MetricsFile(job.run_dir, start) as metrics_file,
         open_loader(
             job.index, job.recipe.data, first_batch=start, end_batch=end, rows=job.rows,
             workers=loader.workers, prefetch=loader.prefetch_batches,
+            place=partial(_on_devices, place=place, stop=flags[False]),
         ) as batches,
     ):  # fmt: skip
         for step in range(start + 1, end + 1):
@@ -197,7 +203,9 @@ def _train(
             job.watchdog.phase(f"compiling, then step {step}" if step == start + 1 else f"step {step}")
             began = time.perf_counter()
             rate = learning_rate(job.recipe.schedule, step)
-            state, metrics = step_function(state, _on_devices(batch, job, stopping()), np.float32(rate))
+            # The batch came to the devices ahead of time; whether to stop is asked as late as can be.
+            placed = replace(batch.placed, stop=flags[stopping()])
+            state, metrics = step_function(state, placed, np.float32(rate))
             values = jax.device_get(metrics)
             row = _row(job, step, rate, values, batch, time.perf_counter() - began, stall)
             ledger.append(batch.batch_number, job.rows, batch.window_ids)
@@ -230,11 +238,10 @@ def _compiled_step(recipe: Recipe, placement: Placement, mesh: Mesh) -> Callable
     return jax.jit(build_train_step(recipe, placement, mesh), donate_argnums=0)
 
 
-def _on_devices(batch: Batch, job: Job, stop: bool) -> DeviceBatch:
-    """This process's rows as global arrays split over the mesh."""
-    place = partial(jax.make_array_from_process_local_data, job.batch_sharding)
+def _on_devices(batch: Batch, place: Callable[[np.ndarray], jax.Array], stop: jax.Array) -> DeviceBatch:
+    """This process's rows as global arrays split over the mesh; the loader's thread calls it ahead of the step."""
     optional = [None if array is None else place(array) for array in (batch.segment_ids, batch.target_mask)]
-    return DeviceBatch(place(batch.tokens), place(batch.keep), place(np.full(len(batch.keep), stop)), *optional)
+    return DeviceBatch(place(batch.tokens), place(batch.keep), stop, *optional)
 
 
 def _row(job: Job, step: int, rate: float, metrics: Metrics, batch: Batch, step_seconds: float, stall: float) -> Row:
