@@ -1,9 +1,13 @@
 """Fixtures that every test folder shares."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import pytest
+
+from ectype.artifacts import package_path
+from ectype.weights.hf_import import import_weights
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -19,3 +23,17 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("no shared/ folder beside this checkout")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """A function that gives the bundled run's weights after some step as a checkpoint, without padded rows."""
+    folder = tmp_path_factory.mktemp("imported")
+
+    def checkpoint(step: int) -> Path:
+        path = folder / str(step)
+        if not path.is_dir():
+            import_weights(package_path(f"package:demo/bundle/hf/step{step}"), path)
+        return path
+
+    return checkpoint

@@ -13,6 +13,7 @@ RANKS = {
     "artifacts": 1,
     "progress": 1,
     "recipe": 2,
+    "run": 3,
     "model": 3,
     "weights": 4,
     "data": 4,

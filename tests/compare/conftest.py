@@ -16,6 +16,7 @@ from ectype.recipe.reference import Reference, load_reference, read_batches, rea
 
 BUNDLE = package_path("package:demo/bundle")
 Copy = Callable[..., Path]
+Imported = Callable[[int], Path]
 
 
 @pytest.fixture(scope="session")
@@ -45,16 +46,16 @@ def reference(reference_folder: Path) -> Reference:
 
 
 @pytest.fixture(scope="session")
-def records(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def records(reference: Reference, tmp_path_factory: pytest.TempPathFactory, imported: Imported) -> Path:
     """Evaluations of a perfect copy, made once: a run of the same weights reuses them."""
     run = tmp_path_factory.mktemp("evaluated")
-    write_run(run, 640)
+    write_run(run, 640, imported)
     evaluate_run(run, reference)
     return run / "evaluations"
 
 
 @pytest.fixture
-def copy(tmp_path: Path, reference: Reference, records: Path) -> Copy:
+def copy(tmp_path: Path, reference: Reference, records: Path, imported: Imported) -> Copy:
     """A function that makes a run folder which reproduced the reference, but for what it is told to change."""
 
     def make(
@@ -65,7 +66,7 @@ def copy(tmp_path: Path, reference: Reference, records: Path) -> Copy:
         evaluated: bool = True,
     ) -> Path:
         run = tmp_path / folder
-        write_run(run, final_weights)
+        write_run(run, final_weights, imported)
         write_metrics(run, reference, loss_shift)
         write_ledger(run, reference, swap_batch)
         if evaluated:
@@ -76,12 +77,12 @@ def copy(tmp_path: Path, reference: Reference, records: Path) -> Copy:
     return make
 
 
-def write_run(run: Path, final_weights: int) -> None:
+def write_run(run: Path, final_weights: int, imported: Imported) -> None:
     (run / "checkpoints").mkdir(parents=True)
     changes = ["landmarks=[0,640]", "evaluation.bootstrap_samples=300", "evaluation.batch_windows=8"]
     (run / "recipe.yaml").write_text(to_yaml(load_recipe("toy-calm", changes)))
     for step, weights in ((0, 0), (640, final_weights)):
-        (run / "checkpoints" / f"{step:08d}").symlink_to(BUNDLE / f"hf/step{weights}", target_is_directory=True)
+        (run / "checkpoints" / f"{step:08d}").symlink_to(imported(weights), target_is_directory=True)
 
 
 def write_metrics(run: Path, reference: Reference, loss_shift: float) -> None:

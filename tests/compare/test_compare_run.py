@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from ectype.artifacts import package_path
 from ectype.cli.main import app
-from ectype.compare.inputs import consumed_digests, read_metrics, reference_digests
+from ectype.compare.inputs import consumed_digests, reference_digests
 from ectype.compare.noise import read_noise, write_noise
 from ectype.compare.runner import compare_run
-from ectype.compare.twins import finished_twins, no_noise, reference_noise, twin_path, twins_noise
+from ectype.compare.twins import finished_twins, no_noise, reference_noise, twins_noise
 from ectype.errors import EctypeError
-from ectype.evaluate.record import evaluation_path
 from ectype.evaluate.runner import Settings, evaluate_run
 from ectype.recipe.load import load_recipe
 from ectype.recipe.reference import Reference
+from ectype.run.metrics import read_metrics
+from ectype.run.paths import RunFolder
 
 Copy = Callable[..., Path]
+Imported = Callable[[int], Path]
 FAST = Settings(batch_windows=8)
 
 
@@ -54,7 +55,7 @@ def test_swapped_weights_are_not_the_same_model(copy: Copy, reference: Reference
     assert judged(run, reference)["verdict"] == "not enough evidence"
     add_twins(run, copy, 3)
     for number in (1, 2, 3):
-        checkpoint = twin_path(run, number) / "checkpoints" / "00000640"
+        checkpoint = RunFolder(run).twin(number).checkpoint(640)
         checkpoint.unlink()
         checkpoint.symlink_to(run / "checkpoints" / "00000640")
     record = judged(run, reference, 3)
@@ -80,12 +81,12 @@ def test_an_evaluation_outlives_its_checkpoint(copy: Copy, reference: Reference)
     assert (record["verdict"], record["landmarks"]["missing"]) == ("same model", [])
 
 
-def test_an_evaluation_of_other_weights_does_not_count(copy: Copy, reference: Reference) -> None:
+def test_an_evaluation_of_other_weights_does_not_count(copy: Copy, reference: Reference, imported: Imported) -> None:
     run = copy()
     evaluate_run(run, reference, settings=FAST)
     checkpoint = run / "checkpoints" / "00000640"
     checkpoint.unlink()
-    checkpoint.symlink_to(package_path("package:demo/bundle/hf/step400"))
+    checkpoint.symlink_to(imported(400))
     _, record = compare_run(run, reference, no_noise())
     assert record["verdict"] == "not enough evidence"
     assert record["landmarks"]["stale"] == [640]
@@ -105,7 +106,7 @@ def test_an_evaluation_of_other_text_or_protocol_does_not_count(
 ) -> None:
     run = copy()
     evaluate_run(run, reference, settings=FAST)
-    path = evaluation_path(run, 640)
+    path = RunFolder(run).evaluation(640)
     stored = json.loads(path.read_text())
     stored[section][field] = value
     path.write_text(json.dumps(stored))
@@ -168,7 +169,7 @@ def test_a_twin_of_another_recipe_is_refused_and_a_short_one_is_not_finished(cop
     add_twins(run, copy, 2)
     recipe = load_recipe("toy-calm")
     assert finished_twins(run, recipe) == [1, 2]
-    metrics = twin_path(run, 2) / "metrics.jsonl"
+    metrics = RunFolder(run).twin(2).metrics
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:600]))
     assert finished_twins(run, recipe) == [1]
     with pytest.raises(EctypeError, match="another recipe"):
@@ -232,7 +233,7 @@ def test_missing_twins_are_trained_where_the_run_was(
     monkeypatch.setattr("ectype.train.loop.train_run", train_run)
     done = command("compare", run, *given, "--write-noise", tmp_path / "noise.json")
     assert done.exit_code == 0
-    assert asked == [("toy-calm", 2, twin_path(run, seed), (1e-6, seed)) for seed in (1, 2, 3)]
+    assert asked == [("toy-calm", 2, RunFolder(run).twin(seed).path, (1e-6, seed)) for seed in (1, 2, 3)]
     assert read_noise(tmp_path / "noise.json").twins == 3
     assert command("compare", run, *given).exit_code == 0
     assert command("compare", run, *given, "--twins", 4).exit_code == 0

@@ -6,11 +6,11 @@ import re
 import numpy as np
 import pytest
 
-from ectype.compare.inputs import read_metrics
 from ectype.compare.verdict import UNDECIDED
 from ectype.demo.run import Demo, run_demo
 from ectype.recipe.load import load_recipe
 from ectype.recipe.reference import load_reference, read_training_log
+from ectype.run.metrics import read_metrics
 
 UPDATES = 6
 RECIPE = load_recipe("toy-calm", [f"duration_steps={UPDATES}", "landmarks=[0]"])

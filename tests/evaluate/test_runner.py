@@ -10,10 +10,11 @@ import safetensors.numpy
 
 from ectype.errors import EctypeError
 from ectype.evaluate.held_out import load_held_out
-from ectype.evaluate.record import evaluation_path, read_evaluation
+from ectype.evaluate.record import read_evaluation
 from ectype.evaluate.runner import Settings, evaluate_landmark, evaluate_run, find_landmarks, weights_sha256
 from ectype.recipe.load import load_recipe
 from ectype.recipe.reference import HeldOut, LandmarkWeights, Reference, load_reference
+from ectype.run.paths import RunFolder
 
 FEW = Settings(batch_windows=4)
 
@@ -63,7 +64,7 @@ def test_every_available_landmark_is_evaluated_and_the_lost_one_is_missing(
     results = evaluate_run(copy_run, tiny_text(reference, tmp_path), settings=FEW)
     assert list(results) == [0, 80, 240, 640]
     for step, evaluation in results.items():
-        assert read_evaluation(evaluation_path(copy_run, step)) == evaluation
+        assert read_evaluation(RunFolder(copy_run).evaluation(step)) == evaluation
         # Heads of 1,000 and 1,024 rows round their products differently; nothing else does.
         assert (evaluation.overall.kl_max or 0.0) < 1e-11
         assert evaluation.overall.targets == 5 * 255
@@ -75,7 +76,7 @@ def test_a_record_is_reused_until_its_inputs_change(copy_run: Path, reference: R
 
     def written(changed: Reference) -> int:
         evaluate_run(copy_run, changed, landmarks=[80], settings=FEW)
-        return evaluation_path(copy_run, 80).stat().st_mtime_ns
+        return RunFolder(copy_run).evaluation(80).stat().st_mtime_ns
 
     first = written(small)
     assert written(small) == first
@@ -87,7 +88,7 @@ def test_a_record_is_reused_until_its_inputs_change(copy_run: Path, reference: R
     shutil.copy(source.parent / "step240" / "model.safetensors", checkpoint / "model.safetensors")
     assert (second := written(small)) > first
     assert (third := written(tiny_text(reference, tmp_path, windows=4))) > second
-    evaluation_path(copy_run, 80).write_text("{")
+    RunFolder(copy_run).evaluation(80).write_text("{")
     assert written(tiny_text(reference, tmp_path, windows=4)) > third
 
 

@@ -8,11 +8,12 @@ import numpy as np
 from ectype.artifacts import write_json
 from ectype.data.ledger import Ledger
 from ectype.evaluate.held_out import load_held_out
-from ectype.evaluate.record import Evaluation, Protocol, evaluation_path, write_evaluation
+from ectype.evaluate.record import Evaluation, Protocol, write_evaluation
 from ectype.evaluate.runner import landmark_inputs
 from ectype.evaluate.summary import DomainMeasures, domain_record, join_measures, reduce_measures, summarise
 from ectype.recipe.load import load_recipe, recipe_hash, to_yaml
 from ectype.recipe.reference import Reference, TrainingLog, load_reference, read_batches, read_training_log
+from ectype.run.paths import RunFolder
 
 DOMAIN_WINDOWS = {"kjv": 65, "jargon": 56, "devil": 16, "pycode": 27, "tz": 14}
 WINDOW_TOKENS = 256
@@ -108,7 +109,7 @@ def make_run(run_dir: Path, *, loss_scale: float = 3e-7, offset: float = 0.0) ->
     write_metrics(run_dir, scale=loss_scale)
     for step in recipe.landmarks:
         evaluation = fabricated_evaluation(step, reference, offset=offset if step else 0.0)
-        write_evaluation(evaluation_path(run_dir, step), evaluation)
+        write_evaluation(RunFolder(run_dir).evaluation(step), evaluation)
     write_ledger(run_dir, reference)
     write_json(
         run_dir / "run.json",

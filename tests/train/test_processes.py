@@ -14,7 +14,7 @@ from ectype.data.audit_run import audit_run
 from ectype.data.index import load_index
 from ectype.data.order import make_order
 from ectype.recipe.load import load_recipe
-from ectype.train.checkpoint import finished_steps
+from ectype.run.checkpoints import finished_steps
 
 STEPS = 30
 SETTINGS = [

@@ -16,7 +16,7 @@ from ectype.data.index import load_index
 from ectype.data.order import make_order
 from ectype.errors import EctypeError, Stopped
 from ectype.recipe.load import load_placement, load_recipe
-from ectype.train.checkpoint import finished_steps
+from ectype.run.checkpoints import finished_steps
 from ectype.train.loop import train_run
 from ectype.weights.load import load_any_weights
 

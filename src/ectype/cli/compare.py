@@ -33,7 +33,7 @@ def compare(
     one part in a million. Example: ectype compare runs/calm --reference package:demo/bundle
     """
     from ectype.compare.runner import compare_run
-    from ectype.evaluate.runner import load_run_recipe
+    from ectype.run.manifest import load_run_recipe
 
     found_reference = load_named_reference(reference, load_run_recipe(run))
     with ProgressBar() as progress:
@@ -48,7 +48,8 @@ def compare(
 def _noise(run: Path, reference: Any, asked: int | None, no_twins: bool, progress: Any) -> Any:
     """The noise to judge by: the run's own twins, else the reference's record, else twins trained now."""
     from ectype.compare.twins import finished_twins, no_noise, reference_noise, twins_noise
-    from ectype.evaluate.runner import load_run_recipe
+    from ectype.run.manifest import load_run_recipe
+    from ectype.run.metrics import seconds_of
 
     recipe = load_run_recipe(run)
     finished = finished_twins(run, recipe)
@@ -57,7 +58,7 @@ def _noise(run: Path, reference: Any, asked: int | None, no_twins: bool, progres
         known = reference_noise(reference, recipe)
         if known is not None:
             return known
-        wanted = DEFAULT_TWINS if _seconds(run) * DEFAULT_TWINS < LONGEST_UNASKED_SECONDS else 0
+        wanted = DEFAULT_TWINS if seconds_of(run) * DEFAULT_TWINS < LONGEST_UNASKED_SECONDS else 0
     for seed in range(1, wanted + 1):
         if seed not in finished:
             _train_twin(run, recipe, seed, progress)
@@ -67,26 +68,17 @@ def _noise(run: Path, reference: Any, asked: int | None, no_twins: bool, progres
     return reference_noise(reference, recipe) or no_noise()
 
 
-def _seconds(run: Path) -> float:
-    """Seconds that the run's own steps took."""
-    import json
-
-    from ectype.compare.inputs import read_metrics
-
-    read_metrics(run)
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if line.endswith("}")]
-    return sum(row.get("step_seconds") or 0.0 for row in rows)
-
-
 def _train_twin(run: Path, recipe: Any, seed: int, progress: Any) -> None:
     """Train one twin where the run was trained, or go on with one that was stopped."""
     from ectype.artifacts import read_json
-    from ectype.compare.twins import PERTURBATION, twin_path
+    from ectype.compare.twins import PERTURBATION
     from ectype.recipe.placement import Placement
+    from ectype.run.paths import RunFolder
     from ectype.train.loop import train_run
 
-    placement = Placement.model_validate(read_json(run / "run.json", "run")["placement"])
-    train_run(recipe, placement, twin_path(run, seed), perturb=(PERTURBATION, seed), progress=progress)
+    folder = RunFolder(run)
+    placement = Placement.model_validate(read_json(folder.manifest, "run")["placement"])
+    train_run(recipe, placement, folder.twin(seed).path, perturb=(PERTURBATION, seed), progress=progress)
 
 
 def _write_noise(path: Path, noise: Any) -> None:
@@ -99,6 +91,8 @@ def _write_noise(path: Path, noise: Any) -> None:
 
 
 def _show(record: dict[str, Any], run: Path) -> None:
+    from ectype.run.paths import RunFolder
+
     table = plain_table("criterion", "landmark", "measured", "tolerance", "outcome", numbers_from=1)
     marks = {"true": "holds", "false": "[red]broken[/]", "unclear": "[yellow]unclear[/]"}
     for criterion, others in _folded(record["criteria"]):
@@ -113,7 +107,7 @@ def _show(record: dict[str, Any], run: Path) -> None:
         out.print(f"[yellow]Warning: {record['overlay']['warning']}[/]")
     colour = {"same model": "green", "not the same model": "red"}.get(record["verdict"], "yellow")
     out.print(f"[bold {colour}]{record['verdict']}[/]: {record['reason']}")
-    out.print(f"All criteria are in {run / 'verdict.json'}", soft_wrap=True)
+    out.print(f"All criteria are in {RunFolder(run).verdict}", soft_wrap=True)
 
 
 def _folded(criteria: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:

@@ -102,12 +102,13 @@ def audit(
     from ectype.data.audit_run import audit_run
     from ectype.data.schedule import parse_schedule
     from ectype.data.source import open_order
+    from ectype.run.checkpoints import newest_step
 
     spec, opened = _open(run, index, recipe, overrides, remap)
     order = open_order(opened, spec.data, order_cache)
     with ProgressBar() as progress:
         if run is not None:
-            found = audit_run(run, order, _newest_checkpoint(run), progress)
+            found = audit_run(run, order, newest_step(run), progress)
         else:
             found = audit_plan(order, parse_schedule(schedule, spec.duration_steps), progress)
     result = _audit_values(found) | {"fingerprint": opened.fingerprint}
@@ -203,12 +204,14 @@ def _open(
     from ectype.artifacts import read_json
     from ectype.data.index import load_index
     from ectype.recipe.load import load_recipe, parse_remap
+    from ectype.run.manifest import load_run_recipe
+    from ectype.run.paths import RunFolder
 
     if (run is None) == (recipe is None):
         raise EctypeError("neither or both of a run and a recipe", "--run DIR, or --recipe R", "give one of them")
     if run is not None and not run.is_dir():
         raise EctypeError(f"no run folder {run}", "a folder that `ectype train` wrote", "check the path")
-    spec = load_recipe(str(run / "recipe.yaml") if run is not None else str(recipe), overrides or ())
+    spec = load_recipe(str(recipe), overrides or ()) if run is None else load_run_recipe(run, overrides or ())
     path = index_path or (os.environ.get("OLMO_INDEX_PATH") if run is None else None) or spec.inputs.index
     if path is None:
         raise EctypeError(
@@ -216,11 +219,12 @@ def _open(
         )
     prefixes = parse_remap((*spec.inputs.remap, *(remap or ())))
     opened = load_index(path, spec.data, spec.model.vocab_size, prefixes=prefixes, open_files=False)
-    if run is not None and (run / "run.json").exists() and not opened.fingerprint.startswith("unopened-"):
-        stored = read_json(run / "run.json", "run").get("index_fingerprint")
+    if run is not None and RunFolder(run).manifest.exists() and not opened.fingerprint.startswith("unopened-"):
+        stored = read_json(RunFolder(run).manifest, "run").get("index_fingerprint")
         if stored not in (None, opened.fingerprint, opened.previous_fingerprint):
             raise EctypeError(
-                f"index {path} has the fingerprint {opened.fingerprint[:16]}", f"{stored[:16]}, as {run}/run.json says",
+                f"index {path} has the fingerprint {opened.fingerprint[:16]}",
+                f"{stored[:16]}, as {RunFolder(run).manifest} says",
                 "give the index that the run read (--index)",
             )  # fmt: skip
     return spec, opened
@@ -235,6 +239,7 @@ def _mixed(
     remap: list[str] | None,
 ) -> "TokenIndex":
     from ectype.data.mixture import change_mix_of_run, load_mixture, mix_index
+    from ectype.run.checkpoints import newest_step
 
     mixture = load_mixture(mix)
     if run is None:
@@ -242,13 +247,8 @@ def _mixed(
             raise EctypeError("--mix without a batch size", "--batch-windows or --recipe", "shares fill whole batches")
         return mix_index(built, mixture, batch_windows)
     spec, old = _open(run, None, None, None, remap)
-    at = _newest_checkpoint(run) if step is None else step
+    at = newest_step(run) if step is None else step
     return change_mix_of_run(old, spec.data, built, mixture, at)
-
-
-def _newest_checkpoint(run: Path) -> int:
-    steps = [int(path.name) for path in (run / "checkpoints").glob("[0-9]" * 8) if path.is_dir()]
-    return max(steps, default=0)
 
 
 def _audit_values(found: "Audit") -> dict[str, Any]:

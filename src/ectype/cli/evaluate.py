@@ -29,7 +29,8 @@ def evaluate(
     on where it was. Example: ectype evaluate runs/calm --reference package:demo/bundle --landmark 640
     """
     from ectype.errors import EctypeError
-    from ectype.evaluate.runner import Settings, evaluate_run, find_landmarks, load_run_recipe
+    from ectype.evaluate.runner import Settings, evaluate_run, find_landmarks
+    from ectype.run.manifest import load_run_recipe
 
     if compute not in ("float32", "bfloat16"):
         raise EctypeError(f"--compute {compute}", "float32 or bfloat16", "leave it out for float32")

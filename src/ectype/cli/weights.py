@@ -67,8 +67,8 @@ def export(
 
     Example: ectype weights export runs/calm hf/calm --like hf/step0
     """
+    from ectype.run.checkpoints import find_checkpoint
     from ectype.weights.hf_export import export_weights
-    from ectype.weights.load import find_checkpoint
 
     with ProgressBar() as bar:
         result = export_weights(
@@ -103,9 +103,9 @@ def parity(
     """
     if dtype not in ("float32", "bfloat16"):
         raise EctypeError(f"--dtype {dtype}", "float32 or bfloat16", "choose one of the two")
+    from ectype.run.checkpoints import find_checkpoint
     from ectype.weights import sample_tokens
     from ectype.weights.checkpoint import model_of, read_meta
-    from ectype.weights.load import find_checkpoint
     from ectype.weights.parity import measure_parity
     from ectype.weights.reference_model import versions
 

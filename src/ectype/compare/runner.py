@@ -12,17 +12,20 @@ import numpy as np
 from ectype.artifacts import write_json
 from ectype.compare.criteria import Criterion, Grounds
 from ectype.compare.held_out_criteria import LOSS, held_out_criteria
-from ectype.compare.inputs import consumed_digests, read_evaluations, read_metrics, reference_digests
+from ectype.compare.inputs import consumed_digests, read_evaluations, reference_digests
 from ectype.compare.tolerances import load_floors
 from ectype.compare.trajectory import Overlay, difference, horizon, overlay
 from ectype.compare.trajectory_criteria import data_identity, smoothed_tolerance, trajectory_criteria
 from ectype.compare.twins import MeasuredNoise
 from ectype.compare.verdict import Verdict, decide, horizon_record, verdict_record
 from ectype.evaluate.record import Evaluation
-from ectype.evaluate.runner import find_landmarks, load_run_recipe
+from ectype.evaluate.runner import find_landmarks
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import Log, Reference, read_training_log
 from ectype.recipe.spec import Recipe
+from ectype.run.manifest import load_run_recipe
+from ectype.run.metrics import read_metrics
+from ectype.run.paths import RunFolder
 
 
 def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tuple[Verdict, dict[str, Any]]:
@@ -62,7 +65,7 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
         "horizon": horizon_record(grounds, noise.source),
     }
     record = verdict_record(verdict, criteria, over, about)
-    write_json(run_dir / "verdict.json", record)
+    write_json(RunFolder(run_dir).verdict, record)
     return verdict, record
 
 

@@ -4,23 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ectype.compare.inputs import read_metrics
 from ectype.compare.noise import Noise, measure_noise, read_noise
 from ectype.errors import EctypeError
 from ectype.evaluate.held_out import load_held_out
 from ectype.evaluate.record import Evaluation
-from ectype.evaluate.runner import (
-    Settings,
-    checkpoint_path,
-    evaluate_landmark,
-    find_landmarks,
-    load_run_recipe,
-    window_tokens,
-)
+from ectype.evaluate.runner import Settings, evaluate_landmark, find_landmarks, window_tokens
 from ectype.progress import Progress, silent
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import LandmarkWeights, Reference
 from ectype.recipe.spec import Recipe
+from ectype.run.manifest import load_run_recipe
+from ectype.run.metrics import read_metrics
+from ectype.run.paths import RunFolder
 
 PERTURBATION = 1e-6
 """Relative size of a twin's change to the step-0 weights."""
@@ -35,32 +30,22 @@ class MeasuredNoise:
     source: str
 
 
-def twin_path(run_dir: Path, number: int) -> Path:
-    """Run folder of a twin; twins count from 1, and the number is its perturbation's seed."""
-    return run_dir / "twins" / str(number)
-
-
-def noise_path(run_dir: Path, number: int, step: int) -> Path:
-    """Record of a twin compared with its run, the run as ours. It is no evaluation of the twin itself."""
-    return twin_path(run_dir, number) / "against-run" / f"step-{step:08d}.json"
-
-
 def finished_twins(run_dir: Path, recipe: Recipe) -> list[int]:
     """Numbers of the twins of this recipe that ran to the end.
 
     Raises:
-        EctypeError: a folder under `twins` belongs to another recipe.
+        EctypeError: a twin's folder belongs to another recipe.
     """
-    folder = run_dir / "twins"
-    numbers = sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit()) if folder.is_dir() else []
-    finished = []
-    for number in numbers:
-        twin = twin_path(run_dir, number)
-        if not (twin / "metrics.jsonl").is_file():
+    run, finished = RunFolder(run_dir), []
+    for number in run.twin_numbers():
+        twin = run.twin(number)
+        if not twin.metrics.is_file():
             continue
-        if recipe_hash(load_run_recipe(twin)) != recipe_hash(recipe):
-            raise EctypeError(f"{twin} ran another recipe than {run_dir}", "one recipe", "delete that twin's folder")
-        if read_metrics(twin).steps[-1] >= recipe.duration_steps:
+        if recipe_hash(load_run_recipe(twin.path)) != recipe_hash(recipe):
+            raise EctypeError(
+                f"{twin.path} ran another recipe than {run_dir}", "one recipe", "delete that twin's folder"
+            )
+        if read_metrics(twin.path).steps[-1] >= recipe.duration_steps:
             finished.append(number)
     return finished
 
@@ -73,27 +58,27 @@ def twins_noise(
     Raises:
         EctypeError: the run or a twin lacks a checkpoint that is due, or a log lacks steps.
     """
-    recipe = load_run_recipe(run_dir)
+    recipe, run = load_run_recipe(run_dir), RunFolder(run_dir)
     landmarks = find_landmarks(run_dir, recipe, reference).available
     held_out = load_held_out(reference, window_tokens(recipe), recipe.model.vocab_size)
     settings = Settings(batch_windows=recipe.evaluation.batch_windows)
     evaluations: dict[int, list[Evaluation]] = {step: [] for step in landmarks}
     for step in landmarks:
         for number in twins:
-            twin = twin_path(run_dir, number)
+            twin = run.twin(number)
             evaluations[step].append(
                 evaluate_landmark(
                     step,
-                    LandmarkWeights(weights=checkpoint_path(run_dir, step)),
-                    LandmarkWeights(weights=checkpoint_path(twin, step)),
+                    LandmarkWeights(weights=run.checkpoint(step)),
+                    LandmarkWeights(weights=twin.checkpoint(step)),
                     held_out,
                     settings,
-                    noise_path(run_dir, number, step),
+                    twin.against_run(step),
                 )
             )
             done = sum(map(len, evaluations.values()))
             progress("evaluate twins", done, len(landmarks) * len(twins))
-    logs = [read_metrics(twin_path(run_dir, number)) for number in twins]
+    logs = [read_metrics(run.twin(number).path) for number in twins]
     record = measure_noise(
         recipe_hash(recipe), PERTURBATION, recipe.duration_steps, read_metrics(run_dir), logs, evaluations
     )

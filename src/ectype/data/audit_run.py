@@ -9,10 +9,11 @@ import numpy as np
 
 from ectype.data.audit import Audit, EpochCount, Fault, epochs_of
 from ectype.data.digest import block_digests
-from ectype.data.ledger import Span, ledger_path, ledger_processes, read_records, sessions_of, spans_of
+from ectype.data.ledger import Span, ledger_processes, read_records, sessions_of, spans_of
 from ectype.data.order import Order
 from ectype.errors import EctypeError
 from ectype.progress import Progress, silent
+from ectype.run.paths import RunFolder
 
 _BLOCK_IDS = 1 << 19
 _LOOK_AROUND = 3
@@ -47,7 +48,7 @@ def audit_run(run_dir: Path, order: Order, checkpoint_step: int = 0, progress: P
     ends = dict.fromkeys(range(sessions[-1].process_count), sessions[-1].first_batch)
     damaged = 0
     for done, process in enumerate(processes):
-        damaged += read_records(ledger_path(run_dir, process))[1]
+        damaged += read_records(RunFolder(run_dir).process_ledger(process))[1]
         for span in spans_of(run_dir, process):
             reads += _consecutive(span)
             wrong += _compare(span, order)

@@ -15,6 +15,7 @@ import numpy as np
 from ectype.data.digest import batch_digest
 from ectype.data.permutation import mix64
 from ectype.errors import EctypeError
+from ectype.run.paths import RunFolder
 
 RECORD = np.dtype([("number", "<u8"), ("words", "<u8", 2), ("kind", "<u2"), ("part", "<u2"), ("check", "<u4")])
 """SESSION: number = first batch, words = (process index, process count). ROWS: number = count of parts, words = (first
@@ -27,7 +28,7 @@ class Ledger:
 
     def __init__(self, run_dir: Path, process_index: int, process_count: int) -> None:
         self._run_dir, self._process = run_dir, (process_index, process_count)
-        self._path = ledger_path(run_dir, process_index)
+        self._path = RunFolder(run_dir).process_ledger(process_index)
         self._rows: np.ndarray | None = None
         self._pending: list[bytes] = []
         self.digest = np.zeros(2, np.uint64)
@@ -77,7 +78,7 @@ class Ledger:
 def digest_before(run_dir: Path, batch_number: int, wanted: Callable[[int], bool] = lambda process: True) -> np.ndarray:
     """Sum of the digests of all batches below `batch_number` that still count, over `wanted` processes. [2] uint64."""
     total = np.zeros(2, np.uint64)
-    if ledger_path(run_dir, 0).exists():
+    if RunFolder(run_dir).process_ledger(0).exists():
         for process in filter(wanted, ledger_processes(run_dir)):
             for span in spans_of(run_dir, process):
                 total += span.digests[span.batches < batch_number].sum(axis=0, dtype=np.uint64)
@@ -108,26 +109,20 @@ class Span:
     """[n, 2] uint64"""
 
 
-def ledger_path(run_dir: Path, process: int) -> Path:
-    """The ledger file of one process."""
-    return run_dir / "ledger" / f"process-{process:05d}.ledger"
-
-
 def ledger_processes(run_dir: Path) -> list[int]:
     """Processes that ever recorded something. Raises EctypeError when process 0, which every session has, did not."""
-    found = sorted(
-        int(path.stem.removeprefix("process-")) for path in (run_dir / "ledger").glob("process-?????.ledger")
-    )
+    run = RunFolder(run_dir)
+    found = run.ledger_processes()
     if not found or found[0] != 0:
         raise EctypeError(
-            f"run {run_dir} has no ledger of process 0", "ledger/process-00000.ledger", "name a run's folder"
+            f"run {run_dir} has no ledger of process 0", str(run.process_ledger(0)), "name a run's folder"
         )
     return found
 
 
 def sessions_of(run_dir: Path) -> list[Session]:
     """Every start of the run's program, in order."""
-    records, _ = read_records(ledger_path(run_dir, 0))
+    records, _ = read_records(RunFolder(run_dir).process_ledger(0))
     starts = records[records["kind"] == SESSION]
     firsts = [int(number) for number in starts["number"]]
     return [
@@ -145,7 +140,7 @@ def spans_of(run_dir: Path, process: int) -> Iterator[Span]:
     Raises:
         EctypeError: a session that process 0 does not know, or batches before their rows were named.
     """
-    path, sessions = ledger_path(run_dir, process), sessions_of(run_dir)
+    path, sessions = RunFolder(run_dir).process_ledger(process), sessions_of(run_dir)
     records, _ = read_records(path)
     starts = np.flatnonzero(records["kind"] == SESSION)
     number = len(sessions)

@@ -24,6 +24,7 @@ from ectype.recipe.load import load_placement, load_recipe, with_inputs
 from ectype.recipe.reference import load_reference
 from ectype.recipe.spec import Recipe
 from ectype.report.build import write_report
+from ectype.run.paths import RunFolder
 from ectype.train.loop import train_run
 from ectype.train.sharding import prepare_devices
 from ectype.weights.hf_import import import_weights
@@ -82,7 +83,7 @@ def run_demo(
         done(f"evaluated {len(evaluations)} landmarks on held-out text")
     with _stage(say) as done:
         audit = audit_run(run_dir, order, result.step, progress)
-        write_json(run_dir / "audit.json", {"clean": audit.clean, **asdict(audit)})
+        write_json(RunFolder(run_dir).audit, {"clean": audit.clean, **asdict(audit)})
         done(f"audited what was read: {'every window' if audit.clean else 'NOT every window'} exactly once per pass")
     with _stage(say) as done:
         verdict, _ = compare_run(run_dir, reference, reference_noise(reference, shipped) or no_noise())

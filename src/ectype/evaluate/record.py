@@ -1,4 +1,4 @@
-"""The record of one landmark's evaluation, as written to `RUN/evaluations/step-<8 digits>.json`.
+"""The record of one landmark's evaluation.
 
 A number that is not finite is null, and turns back into NaN wherever arithmetic is done with it.
 """
@@ -122,11 +122,6 @@ def numbers(values: np.ndarray) -> tuple[Number, ...]:
 def array(values: tuple[Number, ...]) -> np.ndarray:
     """float64 array of a record's numbers, NaN where null."""
     return np.array([math.nan if value is None else value for value in values], np.float64)
-
-
-def evaluation_path(run_dir: Path, step: int) -> Path:
-    """Where a run folder keeps the evaluation of one landmark."""
-    return run_dir / "evaluations" / f"step-{step:08d}.json"
 
 
 def write_evaluation(path: Path, evaluation: Evaluation) -> None:

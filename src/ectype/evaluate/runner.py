@@ -13,13 +13,15 @@ import numpy as np
 from ectype import __version__
 from ectype.errors import EctypeError
 from ectype.evaluate.held_out import HeldOutText, load_held_out
-from ectype.evaluate.record import Evaluation, Inputs, Protocol, evaluation_path, read_evaluation, write_evaluation
+from ectype.evaluate.record import Evaluation, Inputs, Protocol, read_evaluation, write_evaluation
 from ectype.evaluate.summary import DomainMeasures, domain_record, join_measures, reduce_measures, summarise
 from ectype.evaluate.windows import scored_mask
 from ectype.progress import Progress, silent
-from ectype.recipe.load import load_recipe
 from ectype.recipe.reference import LandmarkWeights, Reference
 from ectype.recipe.spec import Dtype, Model, Recipe
+from ectype.run.checkpoints import META_ITEM, WEIGHTS_ITEM, finished_steps
+from ectype.run.manifest import load_run_recipe
+from ectype.run.paths import RunFolder
 
 CHUNK_TOKENS = 1024
 """Tokens whose logits exist at a time; results do not depend on it beyond float32 rounding."""
@@ -48,23 +50,11 @@ class Landmarks:
         return tuple(step for step in self.due if step not in self.available)
 
 
-def load_run_recipe(run_dir: Path) -> Recipe:
-    """The recipe that a run folder stores."""
-    path = run_dir / "recipe.yaml"
-    if not path.is_file():
-        raise EctypeError(f"{run_dir} holds no recipe.yaml", "a run folder", "give the folder of `ectype train --run`")
-    return load_recipe(str(path))
-
-
-def checkpoint_path(run_dir: Path, step: int) -> Path:
-    """Where a run keeps the state after `step` updates."""
-    return run_dir / "checkpoints" / f"{step:08d}"
-
-
 def find_landmarks(run_dir: Path, recipe: Recipe, reference: Reference) -> Landmarks:
     """Which of the recipe's landmarks the reference has too, and which of those the run has reached and kept."""
     due = tuple(sorted(set(recipe.landmarks) & reference.landmarks.keys()))
-    return Landmarks(due, tuple(step for step in due if checkpoint_path(run_dir, step).is_dir()))
+    finished = finished_steps(run_dir)
+    return Landmarks(due, tuple(step for step in due if step in finished))
 
 
 def evaluate_run(
@@ -98,11 +88,11 @@ def evaluate_run(
     for number, step in enumerate(steps):
         results[step] = evaluate_landmark(
             step,
-            LandmarkWeights(weights=checkpoint_path(run_dir, step)),
+            LandmarkWeights(weights=RunFolder(run_dir).checkpoint(step)),
             reference.landmarks[step],
             held_out,
             settings,
-            evaluation_path(run_dir, step),
+            RunFolder(run_dir).evaluation(step),
             _part_of(progress, number, len(steps)),
         )
     return results
@@ -266,7 +256,7 @@ def weights_sha256(path: Path) -> str:
     if path.is_file():
         roots = [path]
     else:
-        items = [path / item for item in ("weights", "ectype")]
+        items = [path / item for item in (WEIGHTS_ITEM, META_ITEM)]
         roots = items if items[0].is_dir() else [path]
     files = sorted(file for root in roots for file in ([root] if root.is_file() else root.rglob("*")) if file.is_file())
     if not files:

@@ -12,6 +12,7 @@ from ectype.report.measures import Part, divergence_part, domains_part, landmark
 from ectype.report.page import page
 from ectype.report.provenance import provenance_part
 from ectype.report.records import RunRecords, load_records
+from ectype.run.paths import RunFolder
 
 
 def write_report(run_dir: Path, out: Path | None = None, reference: str | None = None) -> Path:
@@ -25,7 +26,7 @@ def write_report(run_dir: Path, out: Path | None = None, reference: str | None =
     Raises:
         EctypeError: no run folder, or a file in it that can't be read.
     """
-    path = out or run_dir / "report.html"
+    path = out or RunFolder(run_dir).report
     write_bytes_atomic(path, render(load_records(run_dir, reference)).encode())
     return path
 

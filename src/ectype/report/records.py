@@ -7,14 +7,15 @@ from typing import Any
 
 from ectype.artifacts import read_json
 from ectype.compare.criteria import Criterion
-from ectype.compare.inputs import read_metrics
 from ectype.compare.tolerances import load_floors
 from ectype.compare.trajectory import Differences, Overlay, difference, overlay
 from ectype.errors import EctypeError
 from ectype.evaluate.record import Evaluation, read_evaluation
-from ectype.evaluate.runner import load_run_recipe
 from ectype.recipe.reference import Reference, TrainingLog, load_reference, read_training_log
 from ectype.recipe.spec import Recipe
+from ectype.run.manifest import load_run_recipe
+from ectype.run.metrics import read_metrics
+from ectype.run.paths import RunFolder
 
 
 @dataclass(frozen=True)
@@ -65,16 +66,16 @@ def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords
     Raises:
         EctypeError: no run folder, a file in it that is there but can't be read, or no reference at `reference_path`.
     """
-    recipe = load_run_recipe(run_dir)
+    recipe, run = load_run_recipe(run_dir), RunFolder(run_dir)
     reference, problem = _reference(recipe, reference_path)
-    metrics = read_metrics(run_dir) if (run_dir / "metrics.jsonl").is_file() else None
+    metrics = read_metrics(run_dir) if run.metrics.is_file() else None
     verdict = _read_verdict(run_dir)
     log = read_training_log(reference.log) if reference and reference.log else None
     differences = difference(metrics, log, recipe.duration_steps) if metrics and log else None
     return RunRecords(
         run_dir=run_dir,
         recipe=recipe,
-        run=_optional(run_dir / "run.json"),
+        run=_optional(run.manifest),
         metrics=metrics,
         evaluations=_read_evaluations(run_dir),
         verdict=verdict,
@@ -83,8 +84,8 @@ def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords
         reference_log=log,
         differences=differences,
         overlay=verdict.overlay if verdict else _overlay(differences, recipe),
-        audit=_optional(run_dir / "audit.json"),
-        parity=_optional(run_dir / "parity.json"),
+        audit=_optional(run.audit),
+        parity=_optional(run.parity),
     )
 
 
@@ -111,12 +112,12 @@ def _optional(path: Path) -> Any:
 
 
 def _read_evaluations(run_dir: Path) -> dict[int, Evaluation]:
-    found = [read_evaluation(path) for path in sorted((run_dir / "evaluations").glob("step-*.json"))]
+    found = [read_evaluation(path) for path in RunFolder(run_dir).evaluations()]
     return {evaluation.step: evaluation for evaluation in found}
 
 
 def _read_verdict(run_dir: Path) -> VerdictRecord | None:
-    path = run_dir / "verdict.json"
+    path = RunFolder(run_dir).verdict
     values = _optional(path)
     if values is None:
         return None

@@ -3,7 +3,6 @@
 A directory `checkpoints/<step>` exists only when it is complete: Orbax writes beside it and renames at the end.
 """
 
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,13 @@ from jax.sharding import Mesh
 from ectype.errors import DamagedCheckpointError, EctypeError
 from ectype.recipe.placement import Checkpoints
 from ectype.recipe.spec import Recipe
+from ectype.run.checkpoints import META_ITEM, OPTIMIZER_ITEM, WEIGHTS_ITEM, delete, finished_steps
+from ectype.run.paths import RunFolder
 from ectype.train.optimizer import init_optimizer
 from ectype.train.sharding import named
 from ectype.train.state import TrainState, from_optimizer_tree, optimizer_tree, state_specs
 from ectype.weights import store, tree
 from ectype.weights.checkpoint import (
-    META_ITEM,
-    WEIGHTS_ITEM,
     describe,
     differences,
     load_weights,
@@ -32,14 +31,12 @@ from ectype.weights.checkpoint import (
 )
 from ectype.weights.store import Leaf
 
-OPTIMIZER_ITEM = "optimizer"
-
 
 class Saver:
     """Writes a run's checkpoints in the background, one at a time, and keeps those that its policy names."""
 
     def __init__(self, run_dir: Path, recipe: Recipe, policy: Checkpoints) -> None:
-        self._folder = run_dir / "checkpoints"
+        self._run_dir = run_dir
         self._recipe, self._policy = recipe, policy
         self._checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
 
@@ -55,7 +52,7 @@ class Saver:
             EctypeError: the previous save failed.
         """
         self.wait()
-        path = self._folder / f"{step:08d}"
+        path = RunFolder(self._run_dir).checkpoint(step)
         if path.exists():
             return
         description = describe(self._recipe.model, self._recipe.numerics.parameters, kind="run", step=step, **meta)
@@ -73,7 +70,7 @@ class Saver:
             self._checkpointer.check_for_errors()
         except Exception as error:
             raise EctypeError(
-                f"a checkpoint could not be written: {error}", f"a writable {self._folder} with free space",
+                f"a checkpoint could not be written: {error}", f"a writable {self._run_dir} with free space",
                 "free space, then run the same command: the last complete checkpoint is intact",
             ) from error  # fmt: skip
         if jax.process_index() == 0:
@@ -85,22 +82,11 @@ class Saver:
         self._checkpointer.close()
 
     def _retain(self) -> None:
-        steps = finished_steps(self._folder.parent)
+        steps = finished_steps(self._run_dir)
         for step in steps[: -self._policy.keep_last]:
             permanent = self._policy.permanent_every_steps
             if step not in self._recipe.landmarks and not (permanent and step % permanent == 0):
-                shutil.rmtree(self._folder / f"{step:08d}")
-
-
-def finished_steps(run_dir: Path) -> list[int]:
-    """Steps of the run's complete checkpoints, ascending; folders of another form don't count."""
-    folder = run_dir / "checkpoints"
-    children = folder.iterdir() if folder.is_dir() else ()
-    return sorted(
-        int(child.name)
-        for child in children
-        if len(child.name) == 8 and child.name.isdigit() and (child / META_ITEM).is_dir()
-    )
+                delete(self._run_dir, step)
 
 
 def restore(run_dir: Path, step: int, recipe: Recipe, mesh: Mesh) -> tuple[TrainState, dict[str, Any]]:
@@ -109,7 +95,7 @@ def restore(run_dir: Path, step: int, recipe: Recipe, mesh: Mesh) -> tuple[Train
     Raises:
         EctypeError: any leaf missing, extra, of another shape or element type, or a step that is not the folder's.
     """
-    path = run_dir / "checkpoints" / f"{step:08d}"
+    path = RunFolder(run_dir).checkpoint(step)
     meta = read_meta(path)
     shardings = named(mesh, state_specs(recipe, mesh))
     params, _ = load_weights(path, shardings=shardings.params, model=recipe.model)
@@ -164,22 +150,3 @@ def restore_newest(
         f"{run_dir}: none of its checkpoints can be read: steps {sorted(steps)}", "at least one that is whole",
         "restore the folder from a copy, or begin anew in another --run folder",
     )  # fmt: skip
-
-
-def roll_back(run_dir: Path, step: int) -> None:
-    """Make `step` the newest checkpoint: later ones move to `checkpoints/rolled-back-<n>/` and never count again.
-
-    Raises:
-        EctypeError: there is no checkpoint of `step`.
-    """
-    steps = finished_steps(run_dir)
-    if step not in steps:
-        raise EctypeError(f"{run_dir} has no checkpoint of step {step}", f"one of {steps}", "name a step that was kept")
-    folder = run_dir / "checkpoints"
-    later = [other for other in steps if other > step]
-    if later:
-        archive = folder / f"rolled-back-{len(list(folder.glob('rolled-back-*'))) + 1}"
-        archive.mkdir()
-        # The newest first: whatever a crash leaves is a run that was rolled back less far, never one with a hole.
-        for other in reversed(later):
-            (folder / f"{other:08d}").rename(archive / f"{other:08d}")

@@ -28,16 +28,15 @@ from ectype.recipe.chips import load_chip
 from ectype.recipe.load import parse_remap, recipe_hash
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe
+from ectype.run.checkpoints import finished_steps, roll_back
+from ectype.run.metrics import MetricsFile, Row
 from ectype.train import checkpoint, distributed, run_folder
-from ectype.train.run_folder import MetricsFile
 from ectype.train.schedule import learning_rate
 from ectype.train.sharding import BATCH_AXES, check_batch, make_mesh, prepare_devices
 from ectype.train.state import TrainState, fresh_state, perturbed
 from ectype.train.step import DeviceBatch, Metrics, build_train_step
 from ectype.train.watchdog import Watchdog
 from ectype.weights.load import load_any_weights
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def train_run(
             if jax.process_index() == 0:
                 run_folder.open_run(run_dir, recipe, placement, index, perturb, allowed)
                 if from_step is not None:
-                    checkpoint.roll_back(run_dir, from_step)
+                    roll_back(run_dir, from_step)
             distributed.meet("the run folder is open")
             end = recipe.duration_steps if until is None else min(until, recipe.duration_steps)
             return _session(job, end)
@@ -153,7 +152,7 @@ def _session(job: Job, end: int) -> Result:
 
 def _begin(job: Job, saver: checkpoint.Saver) -> tuple[TrainState, int]:
     """The newest readable checkpoint's state, or the step-0 weights, saved as landmark 0 where the recipe has one."""
-    steps = checkpoint.finished_steps(job.run_dir)
+    steps = finished_steps(job.run_dir)
     newest = distributed.from_first_process(max(steps, default=None))
     if newest is not None:
         job.watchdog.phase(f"restoring step {newest}")
@@ -190,7 +189,7 @@ def _train(
     place = partial(jax.make_array_from_process_local_data, job.batch_sharding)
     flags = {stop: place(np.full(len(job.rows), stop)) for stop in (False, True)}
     with (
-        MetricsFile(job.run_dir, start) as metrics_file,
+        MetricsFile(job.run_dir, start, writes=jax.process_index() == 0) as metrics_file,
         open_loader(
             job.index, job.recipe.data, first_batch=start, end_batch=end, rows=job.rows,
             workers=loader.workers, prefetch=loader.prefetch_batches,

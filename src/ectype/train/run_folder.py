@@ -1,7 +1,6 @@
-"""The run folder: one recipe, one process group at a time, one line of metrics per update."""
+"""The run folder as training opens it: one recipe, one process group at a time."""
 
 import fcntl
-import json
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -10,8 +9,6 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import jax
 
 from ectype import __version__
 from ectype.artifacts import read_json, write_bytes_atomic, write_json
@@ -22,7 +19,8 @@ from ectype.errors import EctypeError
 from ectype.recipe.load import load_recipe, recipe_differences, recipe_hash, to_yaml
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe
-from ectype.train.checkpoint import finished_steps
+from ectype.run.checkpoints import newest_step
+from ectype.run.paths import LOCK_NAME, RunFolder
 
 FORMAT = 1
 _RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "orbax-checkpoint", "grain", "numpy")
@@ -32,7 +30,7 @@ _RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "orbax-checkpoint", "grain", "num
 def locked(run_dir: Path) -> Iterator[None]:
     """Hold the run folder for this process group; a second one is refused, and a crash releases it."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    with open(run_dir / ".lock", "w") as stream:
+    with open(RunFolder(run_dir).lock, "w") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -59,14 +57,14 @@ def open_run(
     Raises:
         EctypeError: the folder holds something else, with every differing field.
     """
-    if (run_dir / "run.json").is_file():
-        stored = read_json(run_dir / "run.json", "run")
+    if (RunFolder(run_dir).manifest).is_file():
+        stored = read_json(RunFolder(run_dir).manifest, "run")
         _check_recipe(run_dir, recipe, allowed)
-        step = max(finished_steps(run_dir), default=0)
+        step = newest_step(run_dir)
         if not index.continues(str(stored.get("index_fingerprint")), step):
             _check_same(run_dir, "index fingerprint", stored.get("index_fingerprint"), index.fingerprint)
         _check_same(run_dir, "perturbation", stored.get("perturbation"), _perturbation(perturb))
-    elif any(path.name != ".lock" for path in run_dir.iterdir()):
+    elif any(path.name != LOCK_NAME for path in run_dir.iterdir()):
         raise EctypeError(
             f"{run_dir} holds files but no run.json",
             "an empty or new folder, or a run's",
@@ -86,8 +84,8 @@ def open_run(
         "placement": placement.model_dump(mode="json"),
         "sessions": stored["sessions"],
     }
-    write_bytes_atomic(run_dir / "recipe.yaml", to_yaml(recipe).encode())
-    write_json(run_dir / "run.json", manifest)
+    write_bytes_atomic(RunFolder(run_dir).recipe, to_yaml(recipe).encode())
+    write_json(RunFolder(run_dir).manifest, manifest)
 
 
 def check_description(run_dir: Path, meta: dict[str, Any], recipe: Recipe, index: TokenIndex) -> None:
@@ -97,7 +95,7 @@ def check_description(run_dir: Path, meta: dict[str, Any], recipe: Recipe, index
         meta: the checkpoint's description.
     """
     path, step = f"{run_dir}: checkpoint of step {meta['step']}", meta["step"]
-    known = {recipe_hash(recipe), *read_json(run_dir / "run.json", "run")["earlier_recipe_hashes"]}
+    known = {recipe_hash(recipe), *read_json(RunFolder(run_dir).manifest, "run")["earlier_recipe_hashes"]}
     if meta.get("recipe_hash") not in known:
         raise EctypeError(
             f"{path} was made under recipe {meta.get('recipe_hash')}", f"one of {sorted(known)}",
@@ -118,10 +116,10 @@ def check_description(run_dir: Path, meta: dict[str, Any], recipe: Recipe, index
 
 def record_session(run_dir: Path, first_step: int, devices: int, processes: int) -> None:
     """Add one start of the program to the manifest: when, from which step, on how many devices."""
-    manifest = read_json(run_dir / "run.json", "run")
+    manifest = read_json(RunFolder(run_dir).manifest, "run")
     session = {"started": _now(), "from_step": first_step, "devices": devices, "processes": processes}
     manifest["sessions"].append(session)
-    write_json(run_dir / "run.json", manifest)
+    write_json(RunFolder(run_dir).manifest, manifest)
 
 
 def environment() -> dict[str, Any]:
@@ -136,47 +134,8 @@ def environment() -> dict[str, Any]:
     }
 
 
-class MetricsFile:
-    """`metrics.jsonl`: one JSON line per update, in order, written by process 0; other processes write nothing.
-
-    Lines after the resumed step, and one that a crash tore, are cut at opening.
-    """
-
-    def __init__(self, run_dir: Path, first_step: int) -> None:
-        path = run_dir / "metrics.jsonl" if jax.process_index() == 0 else Path(os.devnull)
-        if path.is_file():
-            write_bytes_atomic(path, b"".join(_lines_up_to(path, first_step)))
-        self._stream = open(path, "ab")  # noqa: SIM115 - closed by `__exit__`
-
-    def __enter__(self) -> "MetricsFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
-
-    def write(self, row: dict[str, Any]) -> None:
-        """Append one row and hand it to the system, so that followers see it."""
-        self._stream.write(json.dumps(row).encode() + b"\n")
-        self._stream.flush()
-
-    def sync(self) -> None:
-        """Wait until the disk holds every row; call it before a checkpoint that counts on them."""
-        if jax.process_index() == 0:
-            os.fsync(self._stream.fileno())
-
-
-def _lines_up_to(path: Path, last_step: int) -> Iterator[bytes]:
-    for line in path.read_bytes().splitlines(keepends=True):
-        try:
-            if not line.endswith(b"\n") or json.loads(line)["step"] > last_step:
-                return
-        except ValueError:
-            return
-        yield line
-
-
 def _check_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> None:
-    different = recipe_differences(load_recipe(str(run_dir / "recipe.yaml")), recipe)
+    different = recipe_differences(load_recipe(str(RunFolder(run_dir).recipe)), recipe)
     unnamed = {
         key: pair
         for key, pair in different.items()

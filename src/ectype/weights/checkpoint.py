@@ -13,14 +13,13 @@ from ectype.artifacts import read_json
 from ectype.errors import DamagedCheckpointError, EctypeError
 from ectype.model.parameters import parameter_shapes
 from ectype.recipe.spec import Model
+from ectype.run.checkpoints import META_ITEM, WEIGHTS_ITEM, description_file
 from ectype.weights import store, tree
 from ectype.weights.store import Leaf
 from ectype.weights.tree import Path as LeafPath
 from ectype.weights.tree import Tree
 
 FORMAT = 1
-WEIGHTS_ITEM, META_ITEM = "weights", "ectype"
-_META_FILE = "metadata"
 _SHOWN_DIFFERENCES = 12
 
 
@@ -73,7 +72,7 @@ def save_weights(path: Path, params: Tree, meta: Mapping[str, Any]) -> None:
 def read_meta(path: Path) -> dict[str, Any]:
     """The `ectype` item of a finished checkpoint."""
     try:
-        meta = read_json(path / META_ITEM / _META_FILE, "Ectype checkpoint")
+        meta = read_json(description_file(path), "Ectype checkpoint")
     except EctypeError as error:
         raise DamagedCheckpointError(error.found, error.expected, error.mend) from None
     found = meta.get("format") if isinstance(meta, dict) else None

@@ -19,9 +19,9 @@ from ectype.artifacts import read_json, write_bytes_atomic, write_json
 from ectype.errors import EctypeError
 from ectype.progress import Progress, silent
 from ectype.recipe.spec import Model
+from ectype.run.checkpoints import WEIGHTS_ITEM, description_file
 from ectype.weights import store, tree
 from ectype.weights.checkpoint import (
-    WEIGHTS_ITEM,
     differences,
     expected_leaves,
     model_of,
@@ -91,7 +91,7 @@ def export_weights(
     if padded_rows is not None and plan.model.rows == plan.model.vocab_size:
         raise EctypeError(f"{checkpoint} has no padded rows", "more rows than vocab_size", "leave the option out")
     identity = hashlib.sha256(b"".join(plan.headers.values()) + json.dumps(plan.config).encode())
-    identity.update((checkpoint / "ectype" / "metadata").read_bytes())
+    identity.update(description_file(checkpoint).read_bytes())
     with Journal(output, identity.hexdigest()) as journal:
         taken_over = len(journal.done)
         _copy(plan, journal, progress)

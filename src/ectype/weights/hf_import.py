@@ -15,8 +15,9 @@ import numpy as np
 from ectype.artifacts import write_json
 from ectype.errors import EctypeError
 from ectype.progress import Progress, silent
+from ectype.run.checkpoints import WEIGHTS_ITEM, description_file
 from ectype.weights import store, tree
-from ectype.weights.checkpoint import META_ITEM, WEIGHTS_ITEM, describe
+from ectype.weights.checkpoint import describe
 from ectype.weights.hf_source import HuggingFaceSource, Part, open_source
 from ectype.weights.journal import Journal
 from ectype.weights.pipeline import Pipeline, as_bytes
@@ -67,7 +68,7 @@ def import_weights(
         _copy(source, units, journal, progress)
         digests = {name: digest for unit in units for name, digest in journal.done[unit.name].items()}
         store.describe_to_orbax(journal.folder / WEIGHTS_ITEM, source.leaves)
-        write_json(journal.folder / META_ITEM / "metadata", _meta(source, digests))
+        write_json(description_file(journal.folder), _meta(source, digests))
         journal.commit()
     return {
         "output": str(output), "family": source.config.family, "dtype": source.dtype, "tensors": len(digests),

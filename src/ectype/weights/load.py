@@ -5,7 +5,8 @@ from typing import Any
 
 from ectype.errors import EctypeError
 from ectype.recipe.spec import Model
-from ectype.weights.checkpoint import META_ITEM, describe, load_weights, model_of
+from ectype.run.checkpoints import find_checkpoint
+from ectype.weights.checkpoint import describe, load_weights, model_of
 from ectype.weights.hf_source import load_source, open_source
 from ectype.weights.tree import Tree
 
@@ -35,21 +36,3 @@ def load_any_weights(
     checkpoint = find_checkpoint(path, step)
     params, meta = load_weights(checkpoint, model=model)
     return params, model_of(meta, checkpoint), meta
-
-
-def find_checkpoint(path: Path, step: int | None = None) -> Path:
-    """`path` itself when it is a checkpoint, else the newest finished one of a run folder, or that of `step`."""
-    if (path / META_ITEM).is_dir():
-        return path
-    found = {
-        int(child.name): child
-        for child in (path / "checkpoints").glob("[0-9]*")
-        if child.name.isdigit() and (child / META_ITEM).is_dir()
-    }
-    if not found or (step is not None and step not in found):
-        raise EctypeError(
-            f"{path} holds no {'checkpoint' if step is None else f'checkpoint of step {step}'}",
-            "an Ectype checkpoint, a run folder with checkpoints/, or a Hugging Face folder with config.json",
-            f"steps found: {sorted(found)}" if found else "check the path",
-        )  # fmt: skip
-    return found[max(found) if step is None else step]

@@ -14,9 +14,10 @@ import numpy as np
 from ectype.errors import EctypeError
 from ectype.progress import Progress, silent
 from ectype.recipe.spec import Model
+from ectype.run.checkpoints import WEIGHTS_ITEM
 from ectype.weights import layerwise, reference_model
 from ectype.weights.agreement import Agreement, compare_logits, relative_error, summarise
-from ectype.weights.checkpoint import WEIGHTS_ITEM, model_of, read_meta, refuse_other_model
+from ectype.weights.checkpoint import model_of, read_meta, refuse_other_model
 from ectype.weights.hf_config import read_config
 from ectype.weights.reference_model import Recording, Reference
 from ectype.weights.tree import Tree, dotted

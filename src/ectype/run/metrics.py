@@ -1,0 +1,113 @@
+"""`metrics.jsonl`: one JSON line per update, appended by one process, read back by step."""
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ectype.artifacts import write_bytes_atomic
+from ectype.errors import EctypeError
+from ectype.recipe.reference import TrainingLog
+from ectype.run.paths import RunFolder
+
+Row = dict[str, Any]
+
+
+class MetricsFile:
+    """Appends rows in order. Lines after the resumed step, and one that a crash tore, are cut at opening."""
+
+    def __init__(self, run_dir: Path, first_step: int, *, writes: bool) -> None:
+        """Open the file of `run_dir`.
+
+        Args:
+            first_step: finished updates; rows of later ones are cut.
+            writes: False in all processes but one, which then write nothing.
+        """
+        path = RunFolder(run_dir).metrics if writes else Path(os.devnull)
+        if path.is_file():
+            write_bytes_atomic(path, b"".join(_lines_up_to(path, first_step)))
+        self._writes = writes
+        self._stream = open(path, "ab")  # noqa: SIM115 - closed by `__exit__`
+
+    def __enter__(self) -> "MetricsFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def write(self, row: Row) -> None:
+        """Append one row and hand it to the system, so that followers see it."""
+        self._stream.write(json.dumps(row).encode() + b"\n")
+        self._stream.flush()
+
+    def sync(self) -> None:
+        """Wait until the disk holds every row; call it before a checkpoint that counts on them."""
+        if self._writes:
+            os.fsync(self._stream.fileno())
+
+
+def read_rows(run_dir: Path) -> dict[int, Row]:
+    """Step -> row, ascending. Of rows with one step number the last counts: earlier ones were rolled back.
+
+    Raises:
+        EctypeError: no metrics, or an unreadable row other than a last one that a crash cut short.
+    """
+    path = RunFolder(run_dir).metrics
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise EctypeError(f"{path}: {error}", "the log of a run", "train first: `ectype train`") from None
+    rows: dict[int, Row] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            rows[int(row["step"])] = row
+        except (ValueError, KeyError, TypeError):
+            if number == len(lines):
+                break
+            raise EctypeError(
+                f"{path}, line {number}: no metrics row", "one JSON object per line", "restore it"
+            ) from None
+    if not rows:
+        raise EctypeError(f"{path} has no rows", "at least one step", "train first: `ectype train`")
+    return dict(sorted(rows.items()))
+
+
+def read_metrics(run_dir: Path) -> TrainingLog:
+    """A run's own log as series, NaN where a row holds no number. Errors as for `read_rows`."""
+    rows = read_rows(run_dir)
+
+    def series(name: str) -> np.ndarray:
+        return np.array([_number(row.get(name)) for row in rows.values()], np.float64)
+
+    return TrainingLog(
+        steps=np.array(list(rows), np.int64),
+        loss=series("loss"),
+        z_loss=series("z_loss"),
+        grad_norm=series("grad_norm"),
+        learning_rate=series("learning_rate"),
+        skipped=series("skipped"),
+    )
+
+
+def seconds_of(run_dir: Path) -> float:
+    """Seconds that the run's updates took. Errors as for `read_rows`."""
+    return sum(row.get("step_seconds") or 0.0 for row in read_rows(run_dir).values())
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _lines_up_to(path: Path, last_step: int) -> Iterator[bytes]:
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            if not line.endswith(b"\n") or json.loads(line)["step"] > last_step:
+                return
+        except ValueError:
+            return
+        yield line

@@ -1,0 +1,117 @@
+"""Where everything in a run folder lies. No other file spells these names."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ectype.errors import EctypeError
+
+LOCK_NAME = ".lock"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The layout of one run folder. Nothing is read here and nothing need exist."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        """The resolved recipe, as YAML."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def manifest(self) -> Path:
+        """`run.json`: recipe hash, index fingerprint, environment, placement, every start of the program."""
+        return self.path / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line per update."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of all checkpoints."""
+        return self.path / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        """The state after `step` updates."""
+        return self.checkpoints / f"{step:08d}"
+
+    @property
+    def ledger(self) -> Path:
+        """The folder of what each process consumed."""
+        return self.path / "ledger"
+
+    def process_ledger(self, process: int) -> Path:
+        """The ledger file of one process."""
+        return self.ledger / f"process-{process:05d}.ledger"
+
+    def ledger_processes(self) -> list[int]:
+        """Processes that have a ledger file, ascending."""
+        return sorted(int(path.stem.removeprefix("process-")) for path in self.ledger.glob("process-?????.ledger"))
+
+    def evaluation(self, step: int) -> Path:
+        """The evaluation of one landmark."""
+        return self.path / "evaluations" / _landmark_name(step)
+
+    def evaluations(self) -> list[Path]:
+        """Evaluations that are there, by ascending landmark."""
+        return sorted((self.path / "evaluations").glob("step-*.json"))
+
+    def against_run(self, step: int) -> Path:
+        """In a twin's folder: its comparison with the run at one landmark. It is no evaluation of the twin itself."""
+        return self.path / "against-run" / _landmark_name(step)
+
+    @property
+    def twins(self) -> Path:
+        """The folder of the run's twins."""
+        return self.path / "twins"
+
+    def twin(self, number: int) -> "RunFolder":
+        """Run folder of a twin; twins count from 1, and the number is its perturbation's seed."""
+        return RunFolder(self.twins / str(number))
+
+    def twin_numbers(self) -> list[int]:
+        """Numbers of the twins that have a folder, ascending, finished or not."""
+        return sorted(int(path.name) for path in self.twins.glob("*") if path.name.isdigit())
+
+    @property
+    def verdict(self) -> Path:
+        """Criteria, verdict and overlay, from `ectype compare`."""
+        return self.path / "verdict.json"
+
+    @property
+    def audit(self) -> Path:
+        """The audit of what was read, from `ectype data audit`."""
+        return self.path / "audit.json"
+
+    @property
+    def parity(self) -> Path:
+        """Parity with transformers, from `ectype weights parity`."""
+        return self.path / "parity.json"
+
+    @property
+    def report(self) -> Path:
+        """The report."""
+        return self.path / "report.html"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process group that trains the run."""
+        return self.path / LOCK_NAME
+
+    def require(self) -> None:
+        """Refuse a folder that is no run's.
+
+        Raises:
+            EctypeError: it holds no recipe.
+        """
+        if not self.recipe.is_file():
+            raise EctypeError(
+                f"{self.path} holds no {self.recipe.name}", "a run folder", "give the folder of `ectype train --run`"
+            )
+
+
+def _landmark_name(step: int) -> str:
+    return f"step-{step:08d}.json"
