@@ -31,13 +31,14 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def start(run, processes=1, placement=()):
+def start(run, processes=1, placement=(), more=((), ())):
     port, started = free_port(), []
     for number in range(processes):
         command = [sys.executable, "-m", "ectype.cli", "train", "toy-calm", "--run", str(run), "--placement", "cpu-one"]
         command += [part for value in SETTINGS for part in ("--set", value)]
         for value in ("mesh.data=-1", "checkpoints.every_steps=5", *placement):
             command += ["--placement-set", value]
+        command += more[number] if number < len(more) else ()
         if processes > 1:
             command += ["--coordinator", f"127.0.0.1:{port}", "--processes", str(processes), "--process", str(number)]
         flags = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
@@ -113,3 +114,25 @@ def test_asking_one_to_stop_stops_all_at_one_step(one, tmp_path):
     codes, errors = finish(start(run, 2))
     assert codes == [0, 0], errors
     assert_follows(run, one)
+
+
+@pytest.mark.parametrize("fault", ["cut", "replaced"])
+def test_files_that_differ_on_one_host_are_refused_by_name_on_all(tmp_path, fault):
+    """Each host looks at its own copy; before step 0 both end with exit 2, and no run folder is made."""
+    import numpy as np
+
+    tokens = np.random.default_rng(0).integers(2, 999, 40_000).astype("<u2")
+    for host in (0, 1):
+        for name in ("a", "b"):
+            (tmp_path / f"host{host}").mkdir(exist_ok=True)
+            tokens.tofile(tmp_path / f"host{host}/{name}.npy")
+    (tmp_path / "mix.txt").write_text("web,gs://mix/a.npy\nweb,gs://mix/b.npy\n")
+    changed = tmp_path / "host1/b.npy"
+    changed.write_bytes(changed.read_bytes()[:-3] if fault == "cut" else tokens[::-1].tobytes())
+    more = [("--index", str(tmp_path / "mix.txt"), "--remap", f"gs://mix={tmp_path}/host{host}") for host in (0, 1)]
+    codes, errors = finish(start(tmp_path / "run", 2, more=more))
+    assert codes == [2, 2], errors
+    assert f"{tmp_path}/host1/b.npy" in errors
+    said = "process 1 refused its index" if fault == "cut" else f"other data than process 0: {tmp_path}/host0/b.npy"
+    assert said in errors
+    assert not (tmp_path / "run").exists()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ectype.data.order import make_order
 from ectype.errors import EctypeError, Stopped
 from ectype.recipe.load import load_placement, load_recipe
 from ectype.run.checkpoints import finished_steps
+from ectype.train import loop
 from ectype.train.loop import train_run
 from ectype.weights.load import load_any_weights
 
@@ -175,6 +177,26 @@ def test_sigterm_saves_and_resumes(straight, tmp_path):
         train(run, watch=lambda row: row["step"] == 4 and os.kill(os.getpid(), signal.SIGTERM))
     train(run)
     assert_same(run, straight)
+
+
+def test_batches_reach_the_devices_ahead_of_their_step(tmp_path, monkeypatch):
+    """The loader's thread places a batch while the step before it runs."""
+    placed = []
+
+    def recorded(batch, **options):
+        placed.append((batch.batch_number, threading.current_thread().name))
+        return on_devices(batch, **options)
+
+    def next_is_placed(row):
+        deadline = time.monotonic() + 20
+        while len(placed) <= row["step"] < STEPS and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(placed) > row["step"] or row["step"] == STEPS
+
+    on_devices = loop._on_devices
+    monkeypatch.setattr(loop, "_on_devices", recorded)
+    train(tmp_path / "run", watch=next_is_placed)
+    assert placed == [(k, "ectype-loader") for k in range(STEPS)]
 
 
 def test_a_batch_that_devices_cannot_share_names_workable_counts(tmp_path):

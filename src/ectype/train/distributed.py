@@ -56,10 +56,14 @@ def meet(name: str) -> None:
         multihost_utils.sync_global_devices(name)
 
 
+def gather(words: np.ndarray) -> np.ndarray:
+    """Every process's `words`, uint32 [n], as uint32 [processes, n] on every process."""
+    if jax.process_count() == 1:
+        return words[None]
+    return np.ascontiguousarray(multihost_utils.process_allgather(words))
+
+
 def sum_over_processes(words: np.ndarray) -> np.ndarray:
     """The sum modulo 2^64 over all processes of `words`, uint64 [n]. Every process gets it."""
-    if jax.process_count() == 1:
-        return words
     # As pairs of 32 bits: JAX holds no 64-bit integers by default.
-    gathered = np.asarray(multihost_utils.process_allgather(words.view(np.uint32)))
-    return np.ascontiguousarray(gathered).view(np.uint64).sum(axis=0, dtype=np.uint64)
+    return gather(words.view(np.uint32)).view(np.uint64).sum(axis=0, dtype=np.uint64)

@@ -31,6 +31,7 @@ from ectype.recipe.spec import Recipe
 from ectype.run.checkpoints import finished_steps, roll_back
 from ectype.run.metrics import MetricsFile, Row
 from ectype.train import checkpoint, distributed, run_folder
+from ectype.train.agreement import agreed_index
 from ectype.train.schedule import learning_rate
 from ectype.train.sharding import BATCH_AXES, check_batch, make_mesh, prepare_devices
 from ectype.train.state import TrainState, fresh_state, perturbed
@@ -112,10 +113,8 @@ def train_run(
         raise EctypeError("the recipe names no index", "inputs.index", "give --index FILE")
     watchdog = Watchdog(placement.phase_limit_seconds, jax.process_index(), jax.process_count())
     with watchdog.running():
-        index = load_index(
-            recipe.inputs.index, recipe.data, recipe.model.vocab_size, prefixes=parse_remap(recipe.inputs.remap),
-            progress=progress,
-        )  # fmt: skip
+        load = partial(load_index, prefixes=parse_remap(recipe.inputs.remap), progress=progress)
+        index = agreed_index(partial(load, recipe.inputs.index, recipe.data, recipe.model.vocab_size))
         rows = process_rows(NamedSharding(mesh, PartitionSpec(BATCH_AXES)), recipe.data.global_batch_windows)
         watchers = Watchers(progress, watch, warn)
         job = Job(recipe, placement, run_dir, mesh, index, rows, perturb, watchdog, watchers)
