@@ -12,12 +12,12 @@ from ectype.errors import EctypeError
 from ectype.recipe.load import (
     load_placement,
     load_recipe,
-    parse_recipe,
     recipe_differences,
     recipe_hash,
     shipped,
     to_yaml,
 )
+from ectype.recipe.parse import parse
 from ectype.recipe.spec import Recipe
 
 BASE = load_recipe("toy-calm")
@@ -97,7 +97,7 @@ def _with(key: str, value: Any) -> Recipe:
     for parent in parents:
         node = node[parent]
     node[last] = value
-    return parse_recipe(values, "test")
+    return parse(Recipe, values, "test")
 
 
 COMPUTED = [key for key in _leaves(BASE.model_dump(mode="json")) if key.split(".")[0] not in NOT_COMPUTED]

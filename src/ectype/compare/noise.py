@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import ValidationError
 
-from ectype.artifacts import read_json, write_json
+from ectype.artifacts import write_json
 from ectype.compare.trajectory import difference
 from ectype.errors import EctypeError
 from ectype.evaluate.record import Evaluation, Number, array, number
+from ectype.recipe.parse import read_record
 from ectype.recipe.reference import TrainingLog
 from ectype.recipe.spec import Section
 
@@ -123,14 +123,8 @@ def read_noise(path: Path) -> Noise:
     Raises:
         EctypeError: no such file, or no noise record of this format.
     """
-    try:
-        return Noise.model_validate(read_json(path, "noise record"))
-    except ValidationError as error:
-        raise EctypeError(
-            f"noise record {path}: {error.error_count()} fields differ from this version's format",
-            "a record that `ectype compare --write-noise` wrote",
-            "make it anew, or set `noise` to null in the reference",
-        ) from None
+    mend = "make it anew, or set `noise` to null in the reference"
+    return read_record(path, Noise, "noise record", "ectype compare --write-noise", mend)
 
 
 def _minus(left: Number, right: Number) -> Number:

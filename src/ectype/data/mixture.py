@@ -14,11 +14,12 @@ from typing import Annotated
 
 import numpy as np
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from ectype.data.order import Order, make_order
 from ectype.data.tokenindex import Phase, TokenFile, TokenIndex, checked, windows_of
 from ectype.errors import EctypeError
+from ectype.recipe.parse import parse
 from ectype.recipe.spec import Data, Positive, Section
 
 
@@ -177,12 +178,10 @@ def change_mix_of_run(old: TokenIndex, data: Data, files: TokenIndex, mixture: M
 def load_mixture(path: Path) -> Mixture:
     """Read a mixture from YAML: `requested_tokens`, and `sources` with name, target_ratio, labels or paths."""
     try:
-        return Mixture.model_validate(yaml.safe_load(path.read_bytes()))
-    except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise EctypeError(f"mixture {path}: {faults}", "requested_tokens and sources", "correct the file") from None
+        values = yaml.safe_load(path.read_bytes())
     except (OSError, yaml.YAMLError) as error:
         raise EctypeError(f"mixture {path}: {error}", "a readable YAML file", "check the path and its syntax") from None
+    return parse(Mixture, values, f"mixture {path}", expected="requested_tokens and sources", mend="correct the file")
 
 
 def used_windows(index: TokenIndex, order: Order, end_batch: int) -> np.ndarray:

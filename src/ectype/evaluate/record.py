@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import ValidationError
 
-from ectype.artifacts import read_json, write_json
-from ectype.errors import EctypeError
+from ectype.artifacts import write_json
+from ectype.recipe.parse import read_record
 from ectype.recipe.spec import Dtype, Section
 
 Number = float | None
@@ -135,11 +134,4 @@ def read_evaluation(path: Path) -> Evaluation:
     Raises:
         EctypeError: no such file, or its content is no evaluation of this format.
     """
-    try:
-        return Evaluation.model_validate(read_json(path, "evaluation"))
-    except ValidationError as error:
-        raise EctypeError(
-            f"evaluation {path}: {error.error_count()} fields differ from this version's format",
-            "a record that `ectype evaluate` wrote",
-            "delete the file and evaluate again",
-        ) from None
+    return read_record(path, Evaluation, "evaluation", "ectype evaluate", "delete the file and evaluate again")

@@ -1,17 +1,15 @@
 """Recipes and placements from YAML: shipped by name or read from a path, overridden, checked, hashed."""
 
-import difflib
-import types
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from ectype.artifacts import sha256_of_json
 from ectype.errors import EctypeError
+from ectype.recipe.parse import field_names, nearest, nearest_key, parse
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Inputs, Recipe
 
@@ -78,11 +76,6 @@ def recipe_differences(stored: Recipe, asked: Recipe) -> dict[str, tuple[Any, An
     }
 
 
-def parse_recipe(values: Any, source: str) -> Recipe:
-    """Check a mapping as a recipe; `source` names it in errors."""
-    return _parse(Recipe, values, source)
-
-
 def to_yaml(spec: BaseModel) -> str:
     """The resolved specification as YAML that loads back equal."""
     return yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -97,7 +90,7 @@ def _load(spec: type[Spec], kind: str, name_or_path: str, overrides: Sequence[st
     if name_or_path not in shipped(kind):
         path = Path(name_or_path)
         if path.suffix not in (".yaml", ".yml"):
-            near = _nearest(name_or_path, shipped(kind))
+            near = nearest(name_or_path, shipped(kind))
             raise EctypeError(
                 f"no {kind} named {name_or_path!r}{near}",
                 f"one of {', '.join(shipped(kind))}, or a path ending in .yaml",
@@ -111,41 +104,17 @@ def _load(spec: type[Spec], kind: str, name_or_path: str, overrides: Sequence[st
         raise EctypeError(f"{kind} {path} holds no mapping", "keys and values", "start from `ectype recipes show NAME`")
     for override in overrides:
         _override(spec, values, override)
-    return _parse(spec, values, f"{kind} {name_or_path}")
-
-
-def _parse(spec: type[Spec], values: Any, source: str) -> Spec:
-    try:
-        return spec.model_validate(values)
-    except ValidationError as error:
-        lines = [_explain(spec, item) for item in error.errors()]
-        raise EctypeError(
-            f"{source}: " + "; ".join(lines),
-            "fields of the documented names and types",
-            "correct the fields named above",
-        ) from None
-
-
-def _explain(spec: type[BaseModel], item: Mapping[str, Any]) -> str:
-    location = [str(part) for part in item["loc"]]
-    field = ".".join(location)
-    if item["type"] == "extra_forbidden":
-        return f"unknown key {field!r}{_nearest_key(spec, field)}"
-    if item["type"] == "missing":
-        return f"{field} is missing"
-    given = item.get("input")
-    shown = "" if isinstance(given, (dict, list)) else f" (found {given!r})"
-    return f"{field or 'recipe'}: {item['msg'].removeprefix('Value error, ')}{shown}"
+    return parse(spec, values, f"{kind} {name_or_path}")
 
 
 def _override(spec: type[BaseModel], values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise EctypeError(f"override {override!r}", "section.key=value", "for example --set schedule.peak=3e-4")
-    valid = _field_names(spec)
+    valid = field_names(spec)
     if key not in valid:
         raise EctypeError(
-            f"override of unknown key {key!r}{_nearest_key(spec, key)}", "a key of the specification",
+            f"override of unknown key {key!r}{nearest_key(spec, key)}", "a key of the specification",
             "see `ectype recipes show NAME`",
         )  # fmt: skip
     *parents, last = key.split(".")
@@ -175,36 +144,6 @@ def _scalar(text: str) -> Any:
         except ValueError:
             return value
     return value
-
-
-def _sections(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return [section for part in typing.get_args(annotation) for section in _sections(part)]
-    return []
-
-
-def _field_names(spec: type[BaseModel], prefix: str = "") -> list[str]:
-    names = []
-    for name, info in spec.model_fields.items():
-        names.append(prefix + name)
-        for section in _sections(info.annotation):
-            names += _field_names(section, f"{prefix}{name}.")
-    return names
-
-
-def _nearest_key(spec: type[BaseModel], key: str) -> str:
-    return _nearest(key, _field_names(spec))
-
-
-def _nearest(word: str, choices: Sequence[str]) -> str:
-    """` (did you mean 'x'?)`, matching the whole dotted key first and its last part second."""
-    found = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
-    if not found:
-        last = word.rsplit(".", 1)[-1]
-        found = [c for c in choices if difflib.get_close_matches(last, [c.rsplit(".", 1)[-1]], n=1, cutoff=0.75)][:1]
-    return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 def _flatten(values: Any, prefix: str = "") -> dict[str, Any]:

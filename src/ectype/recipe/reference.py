@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from ectype.artifacts import package_path, read_json
 from ectype.errors import EctypeError
+from ectype.recipe.parse import parse
 from ectype.recipe.spec import Dtype, Section
 
 _FILE_NAME = "reference.json"
+_MEND = "correct the fields named above; docs/reference-folder.md lists them, and the bundle is an example"
 _NUMBERS = ("loss", "z_loss", "grad_norm", "learning_rate", "skipped")
 
 
@@ -90,16 +92,7 @@ def load_reference(path: str | Path) -> Reference:
     """
     location = package_path(str(path))
     file = location / _FILE_NAME if location.is_dir() else location
-    values = read_json(file, "reference")
-    if not isinstance(values, dict):
-        raise EctypeError(f"reference {file} holds no object", "a JSON object", "start from the bundled reference.json")
-    try:
-        reference = Reference.model_validate(values)
-    except ValidationError as error:
-        lines = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
-        raise EctypeError(
-            f"reference {file}: " + "; ".join(lines), "the documented fields", "correct the fields named above"
-        ) from None
+    reference = parse(Reference, read_json(file, "reference"), f"reference {file}", mend=_MEND)
     resolved = Reference.model_validate(_absolute(reference.model_dump(), file.parent))
     absent = [str(named) for named in _paths(resolved.model_dump()) if not named.exists()]
     if absent:

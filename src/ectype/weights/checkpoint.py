@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from pydantic import ValidationError
 
 from ectype.artifacts import read_json
 from ectype.errors import DamagedCheckpointError, EctypeError
 from ectype.model.parameters import parameter_shapes
+from ectype.recipe.parse import parse
 from ectype.recipe.spec import Model
 from ectype.run.checkpoints import META_ITEM, WEIGHTS_ITEM, description_file
 from ectype.weights import store, tree
@@ -181,9 +181,7 @@ def refuse_other_model(source: Path, stored: Model, asked: Model) -> None:
 
 
 def _model_of(meta: Mapping[str, Any], source: Path) -> Model:
-    try:
-        return Model.model_validate(meta["model"])
-    except (KeyError, ValidationError) as error:
-        raise EctypeError(
-            f"{source}: its model section: {error}", "a model section of this version", "write the checkpoint anew"
-        ) from None
+    return parse(
+        Model, meta.get("model"), f"{source}: its model section", expected="a model section of this version",
+        mend="write the checkpoint anew",
+    )  # fmt: skip

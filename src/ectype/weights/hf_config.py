@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from ectype.artifacts import read_json
 from ectype.errors import EctypeError
+from ectype.recipe.parse import parse
 from ectype.recipe.spec import Model, Yarn
 
 
@@ -109,19 +108,14 @@ def parse_config(values: Mapping[str, Any], source: str) -> HuggingFaceConfig:
     head_dim = values.get("head_dim")
     if head_dim is None and family_name == "qwen3":
         raise EctypeError(f"{source}: head_dim is missing", "qwen3 states it", "add the head_dim it was trained with")
-    try:
-        model = Model(
-            **{ours: values[theirs] for theirs, ours in _REQUIRED.items()},
-            n_kv_heads=heads if values.get("num_key_value_heads") is None else values["num_key_value_heads"],
-            head_dim=width // heads if head_dim is None else head_dim,
-            window_pattern=shortest_pattern(windows), rope_theta=theta, yarn=yarn,
-            norm_placement=family.norm_placement, qk_norm=family.qk_norm, attention_bias=family.attention_bias,
-            tied_head=bool(values.get("tie_word_embeddings", False)),
-            init_std=values.get("initializer_range", 0.02),
-        )  # fmt: skip
-    except ValidationError as error:
-        lines = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
-        raise EctypeError(f"{source}: " + "; ".join(lines), "a usable configuration", "correct config.json") from None
+    fields = {ours: values[theirs] for theirs, ours in _REQUIRED.items()} | {
+        "n_kv_heads": heads if values.get("num_key_value_heads") is None else values["num_key_value_heads"],
+        "head_dim": width // heads if head_dim is None else head_dim, "window_pattern": shortest_pattern(windows),
+        "rope_theta": theta, "yarn": yarn, "norm_placement": family.norm_placement, "qk_norm": family.qk_norm,
+        "attention_bias": family.attention_bias, "tied_head": bool(values.get("tie_word_embeddings", False)),
+        "init_std": values.get("initializer_range", 0.02),
+    }  # fmt: skip
+    model = parse(Model, fields, source, expected="a usable configuration", mend="correct config.json")
     return HuggingFaceConfig(family_name, model, _declared_dtype(values), dict(values))
 
 
