@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,9 @@ def test_every_available_landmark_is_evaluated_and_the_lost_one_is_missing(
         assert evaluation.protocol.all_rows == (1000, 1024)
 
 
-def test_a_record_is_reused_until_its_inputs_change(copy_run: Path, reference: Reference, tmp_path: Path) -> None:
+def test_a_record_is_reused_until_its_inputs_change(
+    copy_run: Path, reference: Reference, tmp_path: Path, imported: Callable[[int], Path]
+) -> None:
     small = tiny_text(reference, tmp_path)
 
     def written(changed: Reference) -> int:
@@ -85,7 +88,8 @@ def test_a_record_is_reused_until_its_inputs_change(copy_run: Path, reference: R
     checkpoint.unlink()
     shutil.copytree(source, checkpoint)
     assert written(small) == first
-    shutil.copy(source.parent / "step240" / "model.safetensors", checkpoint / "model.safetensors")
+    shutil.rmtree(checkpoint / "weights")
+    shutil.copytree(imported(240) / "weights", checkpoint / "weights")
     assert (second := written(small)) > first
     assert (third := written(tiny_text(reference, tmp_path, windows=4))) > second
     RunFolder(copy_run).evaluation(80).write_text("{")
