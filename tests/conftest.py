@@ -2,11 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 
 from ectype.artifacts import package_path
+from ectype.recipe.placement import Placement
+from ectype.run.manifest import Manifest, Session
+from ectype.train.run_folder import environment
 from ectype.weights.hf_import import import_weights
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -37,3 +41,20 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
         return path
 
     return checkpoint
+
+
+@pytest.fixture(scope="session")
+def make_manifest() -> Callable[..., Manifest]:
+    """A function that makes up the manifest of a run, but for what it is told to change."""
+    started = "2026-11-29T16:20:00+00:00"
+
+    def make(**changes: Any) -> Manifest:
+        values = {
+            "recipe": "toy-calm", "recipe_hash": "a" * 64, "earlier_recipe_hashes": (), "index_fingerprint": "e" * 64,
+            "perturbation": None, "created": started, "environment": environment(),
+            "placement": Placement(name="cpu"),
+            "sessions": (Session(started=started, from_step=0, devices=2, processes=1),),
+        }  # fmt: skip
+        return Manifest(**values | changes)
+
+    return make

@@ -1,31 +1,96 @@
-"""Files that stages exchange: written atomically, read back strictly, named by content hash."""
+"""Files that stages exchange: locked, built once, written atomically, read back strictly, named by content hash."""
 
+import fcntl
+import glob
 import hashlib
 import json
 import os
-import tempfile
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ectype.errors import EctypeError
 
 
-def write_bytes_atomic(path: Path, data: bytes) -> None:
-    """Write `data` so that `path` holds either its old content or all of the new, even across a crash."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+@contextmanager
+def lock(path: Path, busy: EctypeError | None = None) -> Iterator[None]:
+    """Hold the lock on `path`, a folder or a file that is made when it is not there; a crash releases it.
+
+    Args:
+        busy: raised when another process holds it; None waits for that process.
+    """
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        with os.fdopen(handle, "wb") as stream:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX if busy is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise busy or AssertionError from None
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A free path beside `path`; the file or new folder written there becomes `path` at the end, by one rename.
+
+    When the body fails, what it wrote is deleted and `path` is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        _delete(temporary)
+
+
+def build_once(path: Path, build: Callable[[Path], None]) -> None:
+    """Make the file or folder `path` unless it is there: one process of a host builds it, the others wait.
+
+    Args:
+        build: writes what is to be `path` at the path that it is given.
+    """
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with lock(path.with_suffix(".lock")):
+        if not path.exists():
+            for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+                _delete(left)  # of a process that was killed while it built
+            with replacing(path) as temporary:
+                build(temporary)
+
+
+def write_bytes_atomic(path: Path, data: bytes) -> None:
+    """Write `data` so that `path` holds either its old content or all of the new, even across a crash.
+
+    Raises:
+        EctypeError: `path` can't be written, or its disk is full; what was there is as it was.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary, open(temporary, "xb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    except (OSError, ValueError) as error:  # ValueError: a path without a name
+        raise _unwritable(path, error) from None
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: Exception) -> EctypeError:
+    return EctypeError(
+        f"can't write {path}: {error}", "a path to a file in a writable folder, and room on its disk",
+        "check the path, its access rights and the free space",
+    )  # fmt: skip
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -12,12 +12,15 @@ from typer.testing import CliRunner, Result
 from ectype.cli.main import app
 from ectype.compare.inputs import consumed_digests, reference_digests
 from ectype.compare.noise import read_noise, write_noise
+from ectype.compare.record import read_verdict
 from ectype.compare.runner import compare_run
 from ectype.compare.twins import finished_twins, no_noise, reference_noise, twins_noise
 from ectype.errors import EctypeError
 from ectype.evaluate.runner import Settings, evaluate_run
 from ectype.recipe.load import load_recipe
+from ectype.recipe.placement import Placement
 from ectype.recipe.reference import Reference
+from ectype.run.manifest import Manifest, write_manifest
 from ectype.run.metrics import read_metrics
 from ectype.run.paths import RunFolder
 
@@ -36,15 +39,15 @@ def judged(run: Path, reference: Reference, count: int = 0) -> dict[str, Any]:
     evaluate_run(run, reference, settings=FAST)
     noise = twins_noise(run, reference, range(1, count + 1)) if count else no_noise()
     verdict, record = compare_run(run, reference, noise)
-    assert json.loads((run / "verdict.json").read_text()) == record
-    assert record["verdict"] == verdict.answer
-    return record
+    assert read_verdict(run) == record
+    assert record.verdict == verdict.answer
+    return json.loads((run / "verdict.json").read_text())
 
 
 def test_a_perfect_copy_is_the_same_model(copy: Copy, reference: Reference) -> None:
     record = judged(copy(), reference)
     assert record["verdict"] == "same model"
-    assert {criterion["holds"] for criterion in record["criteria"]} == {"true"}
+    assert {criterion["outcome"] for criterion in record["criteria"]} == {"holds"}
     assert {criterion["name"] for criterion in record["criteria"]} >= {"held-out loss", "token KL", "data order"}
     assert record["overlay"]["largest"] == 0.0
     assert record["landmarks"] == {"due": [0, 640], "evaluated": [0, 640], "stale": [], "missing": []}
@@ -78,7 +81,7 @@ def test_an_evaluation_outlives_its_checkpoint(copy: Copy, reference: Reference)
     run = copy()
     (run / "checkpoints" / "00000640").unlink()
     _, record = compare_run(run, reference, no_noise())
-    assert (record["verdict"], record["landmarks"]["missing"]) == ("same model", [])
+    assert (record.verdict, record.landmarks.missing) == ("same model", ())
 
 
 def test_an_evaluation_of_other_weights_does_not_count(copy: Copy, reference: Reference, imported: Imported) -> None:
@@ -88,8 +91,8 @@ def test_an_evaluation_of_other_weights_does_not_count(copy: Copy, reference: Re
     checkpoint.unlink()
     checkpoint.symlink_to(imported(400))
     _, record = compare_run(run, reference, no_noise())
-    assert record["verdict"] == "not enough evidence"
-    assert record["landmarks"]["stale"] == [640]
+    assert record.verdict == "not enough evidence"
+    assert record.landmarks.stale == (640,)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +114,8 @@ def test_an_evaluation_of_other_text_or_protocol_does_not_count(
     stored[section][field] = value
     path.write_text(json.dumps(stored))
     _, record = compare_run(run, reference, no_noise())
-    assert record["verdict"] == "not enough evidence"
-    assert record["landmarks"]["stale"] == [640]
+    assert record.verdict == "not enough evidence"
+    assert record.landmarks.stale == (640,)
 
 
 def test_another_data_order_is_not_the_same_run(copy: Copy, reference: Reference) -> None:
@@ -218,11 +221,12 @@ def test_bad_input_ends_in_exit_2(copy: Copy, reference_folder: Path, arguments:
 
 
 def test_missing_twins_are_trained_where_the_run_was(
-    copy: Copy, reference_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    copy: Copy, reference_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    make_manifest: Callable[..., Manifest],
+) -> None:  # fmt: skip
     run = copy()
     given = ("--reference", reference_folder)
-    (run / "run.json").write_text(json.dumps({"placement": {"name": "here", "devices": 2}}))
+    write_manifest(run, make_manifest(placement=Placement(name="here", devices=2)))
     assert command("evaluate", run, *given).exit_code == 0
     asked = []
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from made_up_evidence import LANDMARKS, STEPS, evaluation, evaluations, grounds, log, twins
 
-from ectype.compare.criteria import Criterion, Grounds
+from ectype.compare.criteria import Criterion, Grounds, Outcome
 from ectype.compare.held_out_criteria import KL, LOSS, LOSS_BY_DOMAIN, TOP1, held_out_criteria
 from ectype.compare.noise import Noise
 from ectype.compare.tolerances import Floors, SourcedNumber
@@ -49,7 +49,7 @@ def named(criteria: Sequence[Criterion], name: str, landmark: int | None = None)
 def test_a_perfect_copy_is_the_same_model() -> None:
     answer, criteria = judge(evaluations())
     assert answer == SAME
-    assert {c.holds for c in criteria} == {"true"}
+    assert {c.outcome for c in criteria} == {Outcome.HOLDS}
     kinds = {LOSS, LOSS_BY_DOMAIN, KL, TOP1, STEP_LOSS, STEP_GRAD_NORM, SKIPPED, DATA}
     assert {c.name for c in criteria} == kinds
     assert len(criteria) == 3 * 5 + 4
@@ -71,8 +71,8 @@ def test_one_bad_landmark_and_one_bad_domain_suffice() -> None:
     found[50] = evaluation(50, shift=0.1)
     answer, criteria = judge(found)
     assert answer == DIFFERENT
-    assert [c.landmark for c in criteria if c.holds == "false" and c.name == LOSS] == [50]
-    assert {c.domain for c in criteria if c.holds == "false" and c.landmark == 50} == {None, "prose", "code"}
+    assert [c.landmark for c in criteria if c.outcome == Outcome.BROKEN and c.name == LOSS] == [50]
+    assert {c.domain for c in criteria if c.outcome == Outcome.BROKEN and c.landmark == 50} == {None, "prose", "code"}
 
 
 @pytest.mark.parametrize("lost", [{0}, {100}, {0, 50, 100}])
@@ -87,7 +87,7 @@ def test_a_missing_landmark_is_not_enough_evidence(lost: set[int]) -> None:
 
 def test_training_loss_alone_proves_nothing() -> None:
     criteria = trajectory_criteria(difference(log(), log(), STEPS), CALM)
-    assert {c.holds for c in criteria} == {"true"}
+    assert {c.outcome for c in criteria} == {Outcome.HOLDS}
     assert decide(criteria, LANDMARKS).answer == UNDECIDED
     assert decide(criteria, ()).answer == UNDECIDED
     assert decide([*criteria, *held_out_criteria({0: evaluation(0)}, CALM)], (0,)).answer == UNDECIDED
@@ -96,7 +96,7 @@ def test_training_loss_alone_proves_nothing() -> None:
 def test_training_loss_alone_can_disprove() -> None:
     answer, criteria = judge(evaluations(), log(shift=1e-3))
     assert answer == DIFFERENT
-    assert named(criteria, STEP_LOSS).holds == "false"
+    assert named(criteria, STEP_LOSS).outcome == Outcome.BROKEN
 
 
 def test_without_twins_a_drift_is_unclear_not_wrong() -> None:
@@ -116,31 +116,31 @@ def test_beyond_the_horizon_the_twins_rule() -> None:
     run.loss[:19] = log().loss[:19]
     run.grad_norm[:19] = log().grad_norm[:19]  # type: ignore[index]
     answer, criteria = judge(honest, run, CHAOTIC)
-    assert answer == SAME, [c for c in criteria if c.holds != "true"]
-    assert named(criteria, SMOOTHED_LOSS).holds == "true"
-    assert named(criteria, MEAN_LOSS).holds == "true"
+    assert answer == SAME, [c for c in criteria if c.outcome != Outcome.HOLDS]
+    assert named(criteria, SMOOTHED_LOSS).outcome == Outcome.HOLDS
+    assert named(criteria, MEAN_LOSS).outcome == Outcome.HOLDS
     assert "largest of 19 steps" in named(criteria, STEP_LOSS).note
     assert judge(honest, log(noise=0.01), CHAOTIC)[0] == DIFFERENT
     shifted = run.loss + np.where(run.steps >= 20, 0.08, 0.0)
     answer, criteria = judge(honest, replace(run, loss=shifted), CHAOTIC)
     assert answer == DIFFERENT
-    assert named(criteria, STEP_LOSS).holds == "true"
-    assert named(criteria, MEAN_LOSS).holds == "false"
+    assert named(criteria, STEP_LOSS).outcome == Outcome.HOLDS
+    assert named(criteria, MEAN_LOSS).outcome == Outcome.BROKEN
 
 
 def test_an_early_fault_is_seen_although_late_noise_hides_it() -> None:
     found = {step: evaluation(step, shift=1e-3) for step in LANDMARKS}
     answer, criteria = judge(found, on=CHAOTIC)
     assert answer == DIFFERENT
-    assert named(criteria, LOSS, 0).holds == "false"
-    assert named(criteria, LOSS, 100).holds == "true"
+    assert named(criteria, LOSS, 0).outcome == Outcome.BROKEN
+    assert named(criteria, LOSS, 100).outcome == Outcome.HOLDS
 
 
 def test_noise_above_the_ceiling_decides_nothing() -> None:
     loud = grounds(twins(1.0, chaotic_from=20), horizon=20)
     answer, criteria = judge({0: evaluation(0), **{s: evaluation(s, shift=0.5) for s in (50, 100)}}, on=loud)
     assert answer == UNDECIDED
-    assert named(criteria, LOSS, 100).holds == "unclear"
+    assert named(criteria, LOSS, 100).outcome == Outcome.UNCLEAR
     assert "ceiling" in named(criteria, LOSS, 100).tolerance_from
 
 
@@ -150,7 +150,7 @@ def test_a_wide_interval_is_unclear_and_says_how_many_tokens_would_do() -> None:
     answer, criteria = judge(few, on=noisy)
     assert answer == UNDECIDED
     found = named(criteria, LOSS, 100)
-    assert found.holds == "unclear"
+    assert found.outcome == Outcome.UNCLEAR
     assert found.tokens_needed is not None
     assert found.tokens_needed > few[100].overall.targets
     assert f"{found.tokens_needed:,}" in found.note
@@ -212,7 +212,7 @@ def test_broken_noise_never_widens_a_tolerance() -> None:
     on = grounds(noise.model_copy(update={"landmarks": noise.landmarks | {50: broken}}))
     answer, criteria = judge(evaluations(shift=0.01, kl=0.01), on=on)
     assert answer == DIFFERENT
-    assert named(criteria, LOSS, 50).holds == "unclear"
+    assert named(criteria, LOSS, 50).outcome == Outcome.UNCLEAR
 
 
 def test_an_unfinished_run_is_not_enough_evidence() -> None:
@@ -227,21 +227,21 @@ def test_skipped_steps_are_exact_before_the_horizon_and_counted_beyond_it() -> N
     answer, criteria = judge(evaluations(), other)
     assert (answer, named(criteria, SKIPPED).measured) == (DIFFERENT, 2.0)
     _, criteria = judge(evaluations(), other, CHAOTIC)
-    assert named(criteria, SKIPPED).holds == "true"
-    assert named(criteria, SKIPPED_LATER).holds == "true"
+    assert named(criteria, SKIPPED).outcome == Outcome.HOLDS
+    assert named(criteria, SKIPPED_LATER).outcome == Outcome.HOLDS
     _, criteria = judge(evaluations(), replace(other, skipped=other.steps >= 60), CHAOTIC)
-    assert named(criteria, SKIPPED_LATER).holds == "false"
+    assert named(criteria, SKIPPED_LATER).outcome == Outcome.BROKEN
 
 
 def test_data_order_is_exact() -> None:
     swapped = BATCHES | {7: BATCHES[7][::-1]}
     found = data_identity(swapped, BATCHES, STEPS)
-    assert (found.holds, found.measured) == ("false", 1.0)
+    assert (found.outcome, found.measured) == (Outcome.BROKEN, 1.0)
     assert "step 7" in found.note
-    assert data_identity({k: v for k, v in BATCHES.items() if k < 90}, BATCHES, STEPS).holds == "unclear"
-    assert data_identity(None, BATCHES, STEPS).holds == "unclear"
-    assert data_identity(BATCHES, {}, STEPS).holds == "unclear"
-    assert data_identity({k: v for k, v in BATCHES.items() if k < 90}, BATCHES, 80).holds == "true"
+    assert data_identity({k: v for k, v in BATCHES.items() if k < 90}, BATCHES, STEPS).outcome == Outcome.UNCLEAR
+    assert data_identity(None, BATCHES, STEPS).outcome == Outcome.UNCLEAR
+    assert data_identity(BATCHES, {}, STEPS).outcome == Outcome.UNCLEAR
+    assert data_identity({k: v for k, v in BATCHES.items() if k < 90}, BATCHES, 80).outcome == Outcome.HOLDS
 
 
 def scaled(floors: Floors, factor: float) -> Floors:

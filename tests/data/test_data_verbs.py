@@ -1,6 +1,7 @@
 """`ectype data`: exit codes, JSON, and what people read."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ from data_makers import write_tokens
 from typer.testing import CliRunner
 
 from ectype.cli.main import app
+from ectype.data.audit_record import read_audit
 from ectype.data.index import load_index
 from ectype.data.ledger import Ledger
 from ectype.data.order import make_order
 from ectype.recipe.load import load_recipe, to_yaml
+from ectype.run.manifest import Manifest, write_manifest
 
 SETS = ("data.sequence_length_tokens=16", "data.global_batch_windows=4", "duration_steps=30", "landmarks=[]")
 TOY = "toy-calm"
@@ -40,14 +43,14 @@ def manifest(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def finished(manifest: Path, tmp_path: Path) -> Path:
+def finished(manifest: Path, tmp_path: Path, make_manifest: Callable[..., Manifest]) -> Path:
     """A run folder as training leaves it: recipe, run.json, ledger of two hosts."""
     folder = tmp_path / "run"
     folder.mkdir()
     recipe = load_recipe(TOY, [*SETS, "data.order.max_target_length_tokens=null", f"inputs.index={manifest}"])
     (folder / "recipe.yaml").write_text(to_yaml(recipe))
     index = load_index(manifest, recipe.data, 1000)
-    (folder / "run.json").write_text(json.dumps({"index_fingerprint": index.fingerprint}))
+    write_manifest(folder, make_manifest(index_fingerprint=index.fingerprint))
     order = make_order(index.windows, recipe.data)
     for host in (0, 1):
         ledger = Ledger(folder, host, 2)
@@ -124,6 +127,15 @@ def test_run_audit_clean_and_not(finished: Path) -> None:
     text = run("data", "audit", "--run", finished, code=1)
     assert "steps 9-11, hosts 1: rows read by nobody: 2-3" in text
     assert "NOT every window exactly once" in text
+
+
+def test_a_runs_audit_is_kept_in_its_folder_and_a_failed_one_changes_nothing(finished: Path, manifest: Path) -> None:
+    printed = run("data", "audit", "--run", finished, "--json")
+    kept = read_audit(finished)
+    assert kept.model_dump(mode="json") == printed
+    (manifest.parent / "other.txt").write_text(manifest.read_text().splitlines()[0] + "\n")
+    run("data", "audit", "--run", finished, "--index", manifest.parent / "other.txt", "--json", code=2)
+    assert read_audit(finished) == kept
 
 
 def test_run_audit_refuses_another_index(finished: Path, manifest: Path) -> None:

@@ -1,11 +1,11 @@
 """A finished run folder, made up from the bundled reference's own log: the shapes are real, the differences drawn."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from ectype.artifacts import write_json
 from ectype.data.ledger import Ledger
 from ectype.evaluate.held_out import load_held_out
 from ectype.evaluate.record import Evaluation, Protocol, write_evaluation
@@ -13,6 +13,7 @@ from ectype.evaluate.runner import landmark_inputs
 from ectype.evaluate.summary import DomainMeasures, domain_record, join_measures, reduce_measures, summarise
 from ectype.recipe.load import load_recipe, recipe_hash, to_yaml
 from ectype.recipe.reference import Reference, TrainingLog, load_reference, read_batches, read_training_log
+from ectype.run.manifest import Manifest, write_manifest
 from ectype.run.paths import RunFolder
 
 DOMAIN_WINDOWS = {"kjv": 65, "jargon": 56, "devil": 16, "pycode": 27, "tz": 14}
@@ -101,7 +102,9 @@ def _measures(generator: np.random.Generator, level: float, windows: int, offset
     )
 
 
-def make_run(run_dir: Path, *, loss_scale: float = 3e-7, offset: float = 0.0) -> Path:
+def make_run(
+    run_dir: Path, make_manifest: Callable[..., Manifest], *, loss_scale: float = 3e-7, offset: float = 0.0
+) -> Path:
     """A run folder with everything but checkpoints and a verdict."""
     recipe, reference = load_recipe("toy-calm"), load_reference("package:demo/bundle")
     run_dir.mkdir(parents=True)
@@ -111,16 +114,5 @@ def make_run(run_dir: Path, *, loss_scale: float = 3e-7, offset: float = 0.0) ->
         evaluation = fabricated_evaluation(step, reference, offset=offset if step else 0.0)
         write_evaluation(RunFolder(run_dir).evaluation(step), evaluation)
     write_ledger(run_dir, reference)
-    write_json(
-        run_dir / "run.json",
-        {
-            "format": 1,
-            "recipe_hash": recipe_hash(recipe),
-            "index_fingerprint": "e" * 64,
-            "created": "2026-11-29T16:20:00+00:00",
-            "environment": {"python": "3.11.7", "jax": "0.10.2", "platform": "Linux x86-64", "devices": 2},
-            "placement": {"name": "cpu"},
-            "sessions": [{"started": "2026-11-29T16:20:00+00:00", "first_step": 1}],
-        },
-    )
+    write_manifest(run_dir, make_manifest(recipe_hash=recipe_hash(recipe)))
     return run_dir

@@ -1,13 +1,15 @@
 """The sections on data coverage and parity: what they say of sound, of faulty and of absent records."""
 
 import re
-from dataclasses import asdict
 from typing import Any
 
 from ectype.data.audit import Audit, EpochCount, Fault
+from ectype.data.audit_record import AuditRecord, audit_record
 from ectype.report.checks import coverage_part, parity_part
+from ectype.weights.parity_record import ParityRecord
 
-PARITY = {
+PARITY: dict[str, Any] = {
+    "format": 1,
     "same": True, "positions": 160, "nan": False, "kl_mean": 2e-12, "kl_p99": 1e-11, "kl_max": 5e-11,
     "logit_difference_max": 3e-6, "logit_difference_mean": 4e-7, "top1_agreement": 1.0, "reference_kl_mean": None,
     "dtype": "float32", "length_tokens": 160, "window_tokens": 64, "vocab_size": 1000, "layers": [],
@@ -23,8 +25,8 @@ def _text(markup: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", markup))
 
 
-def _record(audit: Audit) -> dict[str, Any]:
-    return {"clean": audit.clean, **asdict(audit)}
+def _record(audit: Audit) -> AuditRecord:
+    return audit_record(audit, "e" * 64)
 
 
 def test_a_clean_audit_shows_every_window_once() -> None:
@@ -55,11 +57,11 @@ def test_a_faulty_audit_names_its_faults() -> None:
 
 
 def test_an_absent_audit_names_the_command() -> None:
-    assert "ectype data audit --run RUN --json" in _text(coverage_part(None).markup)
+    assert "ectype data audit --run RUN" in _text(coverage_part(None).markup)
 
 
 def test_parity_is_shown_with_its_limits() -> None:
-    text = _text(parity_part(PARITY).markup)
+    text = _text(parity_part(ParityRecord(**PARITY)).markup)
     assert "the same function" in text
     assert "160 positions, in float32, against transformers 5.24.0, torch 2.13.0" in text
     assert "of at most 1×10 −4" in text
@@ -67,7 +69,7 @@ def test_parity_is_shown_with_its_limits() -> None:
 
 def test_a_parity_that_fails_names_the_place() -> None:
     fault = {"layer": 2, "group": "attention", "tensors": ["attention.query"], "relative_error": None}
-    text = _text(parity_part({**PARITY, "same": False, "kl_max": None, "first_fault": fault}).markup)
+    text = _text(parity_part(ParityRecord(**PARITY | {"same": False, "kl_max": None, "first_fault": fault})).markup)
     assert "not the same function" in text
     assert "layer 2, attention: attention.query" in text
 

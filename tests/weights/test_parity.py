@@ -71,11 +71,11 @@ def test_every_family_agrees_and_its_export_loads(tmp_path, family, settings):
     model = model_of(read_meta(tmp_path / "c"), tmp_path / "c")
     tokens = random_tokens(model, 80, 1)
     result = measure_parity(tmp_path / "c", tmp_path / "hf", tokens)
-    assert result["same"], result
-    assert result["first_fault"] is None
-    assert result["logit_difference_max"] <= 1e-4
-    assert result["kl_max"] <= 1e-8
-    assert result["top1_agreement"] == 1.0
+    assert result.same, result
+    assert result.first_fault is None
+    assert result.logit_difference_max <= 1e-4
+    assert result.kl_max <= 1e-8
+    assert result.top1_agreement == 1.0
     export_weights(tmp_path / "c", tmp_path / "back")
     assert (_logits(tmp_path / "back", tokens) == _logits(tmp_path / "hf", tokens)).all()
 
@@ -95,22 +95,22 @@ def test_reference_weights_at_over_twice_the_window(tiny, dtype):
     model = model_of(read_meta(checkpoint), checkpoint)
     assert default_length(model) == 192
     result = measure_parity(checkpoint, folder, random_tokens(model, default_length(model), 0), dtype=dtype)
-    assert result["same"], result
-    assert result["positions"] == result["length_tokens"] == 192
+    assert result.same, result
+    assert result.positions == result.length_tokens == 192
     if dtype == "float32":
-        assert result["logit_difference_max"] <= 1e-4
-        assert result["kl_max"] <= 1e-8
-        assert result["top1_agreement"] == 1.0
-        assert all(row["relative_error"] < 1e-5 for row in result["layers"])
+        assert result.logit_difference_max <= 1e-4
+        assert result.kl_max <= 1e-8
+        assert result.top1_agreement == 1.0
+        assert all(row.relative_error < 1e-5 for row in result.layers)
     else:
-        assert result["kl_mean"] <= 1.1 * result["reference_kl_mean"]
+        assert result.kl_mean <= 1.1 * result.reference_kl_mean
 
 
 def test_step_zero_in_bfloat16(shared, tmp_path):
     folder = shared / "reference/olmocore_tiny/hf/step0"
     import_weights(folder, tmp_path / "c")
     tokens = random_tokens(model_of(read_meta(tmp_path / "c"), tmp_path / "c"), 192, 0)
-    assert measure_parity(tmp_path / "c", folder, tokens, dtype="bfloat16")["same"]
+    assert measure_parity(tmp_path / "c", folder, tokens, dtype="bfloat16").same
 
 
 def test_our_logits_are_those_that_olmo_core_recorded(shared, tiny):
@@ -161,19 +161,19 @@ SWAPS = {
 def test_swapped_tensors_of_one_layer_are_named(tiny, tmp_path, layer, left, right, group, tensors):
     checkpoint = _faulty(tiny, tmp_path, lambda found: _swap(found, layer, left, right))
     result = measure_parity(checkpoint, tiny[1], np.arange(192) * 7 % 1000)
-    assert not result["same"]
-    fault = result["first_fault"]
-    assert (fault["layer"], fault["group"], set(fault["tensors"])) == (layer, group, tensors)
-    before = [row["relative_error"] for row in result["layers"][:layer]]
+    assert not result.same
+    fault = result.first_fault
+    assert (fault.layer, fault.group, set(fault.tensors)) == (layer, group, tensors)
+    before = [row.relative_error for row in result.layers[:layer]]
     assert all(error < 1e-5 for error in before)
-    assert result["layers"][layer]["relative_error"] > 1e-3
+    assert result.layers[layer].relative_error > 1e-3
 
 
 def test_fault_is_named_in_bfloat16_too(tiny, tmp_path):
     checkpoint = _faulty(tiny, tmp_path, lambda found: _swap(found, 2, "mlp.gate_proj", "mlp.up_proj"))
     result = measure_parity(checkpoint, tiny[1], np.arange(192) * 7 % 1000, dtype="bfloat16")
-    assert not result["same"]
-    assert (result["first_fault"]["layer"], result["first_fault"]["group"]) == (2, "mlp")
+    assert not result.same
+    assert (result.first_fault.layer, result.first_fault.group) == (2, "mlp")
 
 
 OUTSIDE = {
@@ -188,8 +188,8 @@ def test_faults_outside_the_layers_are_named(tiny, tmp_path, name):
     checkpoint = _faulty(tiny, tmp_path, lambda found: found.update({name: found[name] * 1.01}))
     result = measure_parity(checkpoint, tiny[1], np.arange(192) * 7 % 1000)
     group, tensor = OUTSIDE[name]
-    assert not result["same"]
-    assert result["first_fault"] == {
+    assert not result.same
+    assert result.first_fault.model_dump() == {
         "layer": None, "group": group, "tensors": (tensor,), "relative_error": pytest.approx(0.01, rel=0.05),
     }  # fmt: skip
 
@@ -199,9 +199,9 @@ def test_nan_is_a_failure_and_is_found(tiny, tmp_path):
         tensors["model.layers.1.self_attn.o_proj.weight"][3, 5] = float("nan")
 
     result = measure_parity(_faulty(tiny, tmp_path, spoil), tiny[1], np.arange(192) * 7 % 1000)
-    assert (result["same"], result["nan"], result["kl_mean"]) == (False, True, None)
-    assert (result["first_fault"]["layer"], result["first_fault"]["tensors"]) == (1, ("attention.output",))
-    json.dumps(result, allow_nan=False)
+    assert (result.same, result.nan, result.kl_mean) == (False, True, None)
+    assert (result.first_fault.layer, result.first_fault.tensors) == (1, ("attention.output",))
+    json.dumps(result.model_dump(mode="json"), allow_nan=False)
 
 
 def test_reference_that_reads_the_rotary_settings_otherwise_is_found(tmp_path):
@@ -210,10 +210,10 @@ def test_reference_that_reads_the_rotary_settings_otherwise_is_found(tmp_path):
     import_weights(source, tmp_path / "c")
     tokens = np.arange(60) % 40
     result = measure_parity(tmp_path / "c", source, tokens)
-    assert not result["same"]
-    assert (result["first_fault"]["layer"], result["first_fault"]["group"]) == (0, "rotary")
+    assert not result.same
+    assert (result.first_fault.layer, result.first_fault.group) == (0, "rotary")
     export_weights(tmp_path / "c", tmp_path / "back")
-    assert measure_parity(tmp_path / "c", tmp_path / "back", tokens)["same"]
+    assert measure_parity(tmp_path / "c", tmp_path / "back", tokens).same
 
 
 def test_other_model_and_foreign_tokens_are_bad_input(tiny, tmp_path):

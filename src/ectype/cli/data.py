@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ectype.cli.output import JSON_OPTION, REMAP_OPTION, ProgressBar, emit, verb
-from ectype.errors import EXIT_NEGATIVE, EctypeError
+from ectype.errors import EXIT_DONE, EXIT_NEGATIVE, EctypeError
 
 if TYPE_CHECKING:
-    from ectype.data.audit import Audit
     from ectype.data.tokenindex import TokenIndex
     from ectype.recipe.spec import Recipe
 
@@ -54,6 +53,7 @@ def index(
     """
     from ectype.data.index import entries_of, write_index
     from ectype.data.manifest import OLMO3_TOKENIZER
+    from ectype.data.run_inputs import mixed_index
     from ectype.data.tokenindex import build_index, report
     from ectype.recipe.load import load_recipe, parse_remap
 
@@ -74,7 +74,7 @@ def index(
             allow_duplicates=allow_duplicates, skipped=[f"malformed {fault}" for fault in faults], progress=progress,
         )  # fmt: skip
     if mix is not None:
-        built = _mixed(built, mix, batch_windows, continue_run, step, remap)
+        built = mixed_index(built, mix, batch_windows=batch_windows, run_dir=continue_run, step=step, remap=remap or ())
     elif continue_run is not None:
         raise EctypeError("--continue-run without --mix", "the new mixture", "give --mix FILE")
     write_index(built, out)
@@ -96,24 +96,26 @@ def audit(
 ) -> int:
     """Prove that every window is read exactly once, from a plan or from a run's ledger.
 
+    The record of a run's audit also goes to RUN/audit.json.
     Example: ectype data audit --index I --recipe R --schedule "64 hosts to step 1050000, then 16"
     """
     from ectype.data.audit import audit_plan
-    from ectype.data.audit_run import audit_run
+    from ectype.data.audit_record import audit_record
+    from ectype.data.audit_run import record_audit
     from ectype.data.schedule import parse_schedule
     from ectype.data.source import open_order
-    from ectype.run.checkpoints import newest_step
 
     spec, opened = _open(run, index, recipe, overrides, remap)
     order = open_order(opened, spec.data, order_cache)
     with ProgressBar() as progress:
         if run is not None:
-            found = audit_run(run, order, newest_step(run), progress)
+            record = record_audit(run, order, opened.fingerprint, progress)
         else:
-            found = audit_plan(order, parse_schedule(schedule, spec.duration_steps), progress)
-    result = _audit_values(found) | {"fingerprint": opened.fingerprint}
+            plan = audit_plan(order, parse_schedule(schedule, spec.duration_steps), progress)
+            record = audit_record(plan, opened.fingerprint)
+    result = record.model_dump(mode="json")
     emit(result, json_output, lambda: _show_audit(result))
-    return 0 if found.clean else EXIT_NEGATIVE
+    return EXIT_DONE if record.clean else EXIT_NEGATIVE
 
 
 @app.command()
@@ -201,65 +203,19 @@ def _open(
     remap: list[str] | None,
 ) -> "tuple[Recipe, TokenIndex]":
     """The recipe and index that a run folder or the options name; a plan takes OLMO_INDEX_PATH as training does."""
-    from ectype.artifacts import read_json
-    from ectype.data.index import load_index
-    from ectype.recipe.load import load_recipe, parse_remap
+    from ectype.data.run_inputs import open_index
+    from ectype.recipe.load import load_recipe
     from ectype.run.manifest import load_run_recipe
-    from ectype.run.paths import RunFolder
 
     if (run is None) == (recipe is None):
         raise EctypeError("neither or both of a run and a recipe", "--run DIR, or --recipe R", "give one of them")
-    if run is not None and not run.is_dir():
-        raise EctypeError(f"no run folder {run}", "a folder that `ectype train` wrote", "check the path")
-    spec = load_recipe(str(recipe), overrides or ()) if run is None else load_run_recipe(run, overrides or ())
-    path = index_path or (os.environ.get("OLMO_INDEX_PATH") if run is None else None) or spec.inputs.index
-    if path is None:
-        raise EctypeError(
-            "the recipe names no index", "inputs.index, or --index", "say where the token files are listed"
-        )
-    prefixes = parse_remap((*spec.inputs.remap, *(remap or ())))
-    opened = load_index(path, spec.data, spec.model.vocab_size, prefixes=prefixes, open_files=False)
-    if run is not None and RunFolder(run).manifest.exists() and not opened.fingerprint.startswith("unopened-"):
-        stored = read_json(RunFolder(run).manifest, "run").get("index_fingerprint")
-        if stored not in (None, opened.fingerprint, opened.previous_fingerprint):
-            raise EctypeError(
-                f"index {path} has the fingerprint {opened.fingerprint[:16]}",
-                f"{stored[:16]}, as {RunFolder(run).manifest} says",
-                "give the index that the run read (--index)",
-            )  # fmt: skip
-    return spec, opened
-
-
-def _mixed(
-    built: "TokenIndex",
-    mix: Path,
-    batch_windows: int | None,
-    run: Path | None,
-    step: int | None,
-    remap: list[str] | None,
-) -> "TokenIndex":
-    from ectype.data.mixture import change_mix_of_run, load_mixture, mix_index
-    from ectype.run.checkpoints import newest_step
-
-    mixture = load_mixture(mix)
     if run is None:
-        if batch_windows is None:
-            raise EctypeError("--mix without a batch size", "--batch-windows or --recipe", "shares fill whole batches")
-        return mix_index(built, mixture, batch_windows)
-    spec, old = _open(run, None, None, None, remap)
-    at = newest_step(run) if step is None else step
-    return change_mix_of_run(old, spec.data, built, mixture, at)
-
-
-def _audit_values(found: "Audit") -> dict[str, Any]:
-    from dataclasses import asdict
-
-    epochs = [asdict(epoch) | {"missed": epoch.missed} for epoch in found.epochs]
-    totals = {key: sum(epoch[key] for epoch in epochs) for key in ("unread", "read_once", "read_twice", "missed")}
-    faults = [asdict(fault) for fault in found.faults]
-    return {"clean": found.clean, "steps": found.steps} | totals | {
-        "epochs": epochs, "faults": faults, "notes": found.notes
-    }  # fmt: skip
+        spec, named = load_recipe(str(recipe), overrides or ()), os.environ.get("OLMO_INDEX_PATH")
+    elif not run.is_dir():
+        raise EctypeError(f"no run folder {run}", "a folder that `ectype train` wrote", "check the path")
+    else:
+        spec, named = load_run_recipe(run, overrides or ()), None
+    return spec, open_index(spec, index_path or named, remap or (), run)
 
 
 def _show_report(result: dict[str, Any]) -> None:

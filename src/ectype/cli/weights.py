@@ -99,14 +99,16 @@ def parity(
 ) -> int:
     """Compare logits with transformers at every position; exit 1 and the first differing tensor when they part.
 
-    Needs the extra `reference`. Example: ectype weights parity checkpoints/step0 hf/step0 --dtype bfloat16
+    Of a run folder, the record also goes to RUN/parity.json. Needs the extra `reference`.
+    Example: ectype weights parity checkpoints/step0 hf/step0 --dtype bfloat16
     """
-    if dtype not in ("float32", "bfloat16"):
+    if dtype != "float32" and dtype != "bfloat16":
         raise EctypeError(f"--dtype {dtype}", "float32 or bfloat16", "choose one of the two")
     from ectype.run.checkpoints import find_checkpoint
     from ectype.weights import sample_tokens
     from ectype.weights.checkpoint import model_of, read_meta
     from ectype.weights.parity import measure_parity
+    from ectype.weights.parity_record import write_parity
     from ectype.weights.reference_model import versions
 
     versions()
@@ -119,9 +121,12 @@ def parity(
     else:
         ids = sample_tokens.random_tokens(model, length or sample_tokens.default_length(model), seed)
     with ProgressBar() as bar:
-        result = measure_parity(checkpoint, hf_dir, ids, dtype=dtype, progress=bar)
+        record = measure_parity(checkpoint, hf_dir, ids, dtype=dtype, progress=bar)
+    if checkpoint != ckpt:
+        write_parity(ckpt, record)
+    result = record.model_dump(mode="json")
     emit(result, json_output, lambda: _show_parity(result))
-    return EXIT_DONE if result["same"] else EXIT_NEGATIVE
+    return EXIT_DONE if record.same else EXIT_NEGATIVE
 
 
 def _show_parity(result: dict[str, Any]) -> None:

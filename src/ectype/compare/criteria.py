@@ -2,13 +2,19 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from enum import StrEnum
 
 from ectype.compare.bootstrap import Interval
 from ectype.compare.noise import LandmarkNoise, Noise
 from ectype.compare.tolerances import Floors, Level, Levels, SourcedNumber, Tolerance
 
-Holds = Literal["true", "false", "unclear"]
+
+class Outcome(StrEnum):
+    """What follows for a criterion; `UNCLEAR` speaks neither for nor against."""
+
+    HOLDS = "holds"
+    BROKEN = "broken"
+    UNCLEAR = "unclear"
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Criterion:
     rejects_beyond: float | None
     tolerance_from: str
     interval: tuple[float | None, float | None] | None
-    holds: Holds
+    outcome: Outcome
     note: str = ""
     tokens_needed: int | None = None
     """Held-out tokens that would settle an unclear outcome, if the estimate stayed as it is."""
@@ -88,41 +94,41 @@ def finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def judge_difference(interval: Interval, tolerance: Tolerance) -> Holds:
+def judge_difference(interval: Interval, tolerance: Tolerance) -> Outcome:
     """A difference that should be near zero: its interval must lie within, or its family interval beyond, +-tolerance.
 
-    NaN is never `true`.
+    NaN never holds.
     """
     if max(abs(interval.low), abs(interval.high)) <= tolerance.within:
-        return "true"
+        return Outcome.HOLDS
     if interval.family_low > tolerance.beyond or interval.family_high < -tolerance.beyond:
-        return "false"
-    return "unclear"
+        return Outcome.BROKEN
+    return Outcome.UNCLEAR
 
 
-def judge_distance(interval: Interval, tolerance: Tolerance) -> Holds:
-    """A non-negative distance that should be small, judged by the ends of its intervals. NaN is never `true`."""
+def judge_distance(interval: Interval, tolerance: Tolerance) -> Outcome:
+    """A non-negative distance that should be small, judged by the ends of its intervals. NaN never holds."""
     if interval.high <= tolerance.within:
-        return "true"
-    return "false" if interval.family_low > tolerance.beyond else "unclear"
+        return Outcome.HOLDS
+    return Outcome.BROKEN if interval.family_low > tolerance.beyond else Outcome.UNCLEAR
 
 
-def judge_value(value: float, tolerance: Tolerance) -> Holds:
-    """A value that is no sample: |value| within the tolerance, beyond it, or between. NaN is `unclear`."""
+def judge_value(value: float, tolerance: Tolerance) -> Outcome:
+    """A value that is no sample: |value| within the tolerance, beyond it, or between. NaN is unclear."""
     return judge_distance(Interval(abs(value), *[abs(value)] * 4), tolerance)
 
 
 def sampled(
-    name: str, landmark: int, domain: str | None, unit: str, interval: Interval, tolerance: Tolerance, holds: Holds,
+    name: str, landmark: int, domain: str | None, unit: str, interval: Interval, tolerance: Tolerance, outcome: Outcome,
     needed: int | None,
 ) -> Criterion:  # fmt: skip
     """A criterion over held-out windows; when it is unclear, with the reason and the `needed` tokens to settle it."""
-    note = unclear_reason(tolerance, interval, needed) if holds == "unclear" else ""
+    note = unclear_reason(tolerance, interval, needed) if outcome is Outcome.UNCLEAR else ""
     return Criterion(
         name=name, landmark=landmark, domain=domain, measured=finite(interval.estimate), unit=unit,
         tolerance=finite(tolerance.within), rejects_beyond=finite(tolerance.beyond), tolerance_from=tolerance.source,
-        interval=(finite(interval.low), finite(interval.high)), holds=holds, note=note,
-        tokens_needed=needed if holds == "unclear" else None,
+        interval=(finite(interval.low), finite(interval.high)), outcome=outcome, note=note,
+        tokens_needed=needed if outcome is Outcome.UNCLEAR else None,
     )  # fmt: skip
 
 
@@ -138,14 +144,14 @@ def unclear_reason(tolerance: Tolerance, interval: Interval, needed: int | None)
 
 
 def exact(
-    name: str, unit: str, value: float, tolerance: Tolerance, note: str = "", holds: Holds | None = None
+    name: str, unit: str, value: float, tolerance: Tolerance, note: str = "", outcome: Outcome | None = None
 ) -> Criterion:
-    """A criterion on a value that is no sample; `holds` replaces the judgement where more than the value decides."""
-    judged = holds or judge_value(value, tolerance)
-    if holds is None and judged == "unclear":
+    """A criterion on a value that is no sample; `outcome` replaces the judgement where more than the value decides."""
+    judged = outcome or judge_value(value, tolerance)
+    if outcome is None and judged is Outcome.UNCLEAR:
         note = f"{note}; {unclear_reason(tolerance, Interval(value, *[value] * 4), None)}"
     return Criterion(
         name=name, landmark=None, domain=None, measured=finite(value), unit=unit, tolerance=finite(tolerance.within),
         rejects_beyond=finite(tolerance.beyond), tolerance_from=tolerance.source, interval=None,
-        holds=judged, note=note,
+        outcome=judged, note=note,
     )  # fmt: skip

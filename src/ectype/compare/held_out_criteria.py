@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ectype.compare.bootstrap import Interval, Sample, mean_interval, tokens_needed
-from ectype.compare.criteria import Criterion, Grounds, judge_difference, judge_distance, sampled
+from ectype.compare.criteria import Criterion, Grounds, Outcome, judge_difference, judge_distance, sampled
 from ectype.compare.tolerances import (
     SourcedNumber,
     Tolerance,
@@ -44,9 +44,9 @@ def _loss(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int)
     measured = None if noise is None else array(noise.held_out_loss)
     tolerance = _difference_tolerance(step, measured, "held_out_loss", grounds, comparisons)
     interval = mean_interval([_loss_sample(d) for d in evaluation.domains.values()], comparisons, grounds.resamples)
-    holds = judge_difference(interval, tolerance)
+    outcome = judge_difference(interval, tolerance)
     needed = tokens_needed(interval, tolerance.within, evaluation.overall.targets)
-    return sampled(LOSS, step, None, _UNIT, interval, tolerance, holds, needed)
+    return sampled(LOSS, step, None, _UNIT, interval, tolerance, outcome, needed)
 
 
 def _domain_losses(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int) -> list[Criterion]:
@@ -57,9 +57,9 @@ def _domain_losses(step: int, evaluation: Evaluation, grounds: Grounds, comparis
         measured = None if found is None else array(found)
         tolerance = _difference_tolerance(step, measured, "held_out_loss_domain", grounds, comparisons)
         interval = mean_interval([_loss_sample(domain)], comparisons, grounds.resamples)
-        holds = judge_difference(interval, tolerance)
+        outcome = judge_difference(interval, tolerance)
         needed = tokens_needed(interval, tolerance.within, domain.summary.targets)
-        criteria.append(sampled(LOSS_BY_DOMAIN, step, name, _UNIT, interval, tolerance, holds, needed))
+        criteria.append(sampled(LOSS_BY_DOMAIN, step, name, _UNIT, interval, tolerance, outcome, needed))
     return criteria
 
 
@@ -92,9 +92,9 @@ def _kl(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int) -
     tolerance = _distance_tolerance(step, measured, floor, ceiling, grounds, comparisons)
     strata = [Sample(array(d.windows.kl), _targets(d)) for d in evaluation.domains.values()]
     interval = mean_interval(strata, comparisons, grounds.resamples)
-    holds = judge_distance(interval, tolerance)
+    outcome = judge_distance(interval, tolerance)
     needed = tokens_needed(interval, tolerance.within, evaluation.overall.targets)
-    return sampled(KL, step, None, _UNIT, interval, tolerance, holds, needed)
+    return sampled(KL, step, None, _UNIT, interval, tolerance, outcome, needed)
 
 
 def _top1(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int) -> Criterion:
@@ -113,8 +113,8 @@ def _top1(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int)
         # Without a single disagreement the sample shows no spread; the rule of three bounds the rate it may have.
         interval = Interval(0.0, 0.0, 3 / tokens, 0.0, 3 / tokens)
         needed = math.ceil(3 / disagreement.within - 1e-6) if disagreement.within > 0 else None
-    holds = judge_distance(interval, disagreement)
-    found = sampled(TOP1, step, None, "fraction", interval, disagreement, holds, needed)
+    outcome = judge_distance(interval, disagreement)
+    found = sampled(TOP1, step, None, "fraction", interval, disagreement, outcome, needed)
     low, high = found.interval or (None, None)
     return replace(
         found,
@@ -133,7 +133,8 @@ def _with_broken_numbers(criterion: Criterion, evaluation: Evaluation) -> Criter
     if not ours and not reference:
         return criterion
     note = f"not finite: our loss on {ours:.0f} targets, the reference's on {reference:.0f}"
-    return replace(criterion, holds="unclear" if reference else "false", note=note, tokens_needed=None)
+    outcome = Outcome.UNCLEAR if reference else Outcome.BROKEN
+    return replace(criterion, outcome=outcome, note=note, tokens_needed=None)
 
 
 def _loss_sample(domain: DomainEvaluation) -> Sample:

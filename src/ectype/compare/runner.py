@@ -5,19 +5,25 @@ This file reads and writes; what is computed lies in the other files of this fol
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ectype.artifacts import write_json
 from ectype.compare.criteria import Criterion, Grounds
 from ectype.compare.held_out_criteria import LOSS, held_out_criteria
 from ectype.compare.inputs import consumed_digests, read_evaluations, reference_digests
+from ectype.compare.record import (
+    LandmarkSteps,
+    ReferenceNames,
+    VerdictRecord,
+    finite_overlay,
+    horizon_record,
+    write_verdict,
+)
 from ectype.compare.tolerances import load_floors
 from ectype.compare.trajectory import Overlay, difference, horizon, overlay
 from ectype.compare.trajectory_criteria import data_identity, smoothed_tolerance, trajectory_criteria
 from ectype.compare.twins import MeasuredNoise
-from ectype.compare.verdict import Verdict, decide, horizon_record, verdict_record
+from ectype.compare.verdict import Verdict, decide
 from ectype.evaluate.record import Evaluation
 from ectype.evaluate.runner import find_landmarks
 from ectype.recipe.load import recipe_hash
@@ -25,10 +31,9 @@ from ectype.recipe.reference import Log, Reference, read_training_log
 from ectype.recipe.spec import Recipe
 from ectype.run.manifest import load_run_recipe
 from ectype.run.metrics import read_metrics
-from ectype.run.paths import RunFolder
 
 
-def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tuple[Verdict, dict[str, Any]]:
+def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tuple[Verdict, VerdictRecord]:
     """Judge a run and write `RUN/verdict.json`.
 
     Args:
@@ -52,20 +57,24 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
         consumed = consumed_digests(run_dir, recipe.data.global_batch_windows)
         criteria.append(data_identity(consumed, reference_digests(reference), recipe.duration_steps))
     verdict = decide(criteria, due)
-    about = {
-        "reference": {"name": reference.name, "framework": reference.framework},
-        "recipe": recipe.name,
-        "recipe_hash": recipe_hash(recipe),
-        "landmarks": {
-            "due": list(due),
-            "evaluated": sorted(evaluations.current),
-            "stale": list(evaluations.stale),
-            "missing": [step for step in due if step not in evaluations.current],
-        },
-        "horizon": horizon_record(grounds, noise.source),
-    }
-    record = verdict_record(verdict, criteria, over, about)
-    write_json(RunFolder(run_dir).verdict, record)
+    record = VerdictRecord(
+        verdict=verdict.answer,
+        reason=verdict.reason,
+        decided_by=verdict.decided_by,
+        reference=ReferenceNames(name=reference.name, framework=reference.framework),
+        recipe=recipe.name,
+        recipe_hash=recipe_hash(recipe),
+        landmarks=LandmarkSteps(
+            due=due,
+            evaluated=tuple(sorted(evaluations.current)),
+            stale=evaluations.stale,
+            missing=tuple(step for step in due if step not in evaluations.current),
+        ),
+        horizon=horizon_record(grounds, noise.source),
+        criteria=tuple(criteria),
+        overlay=finite_overlay(over),
+    )
+    write_verdict(run_dir, record)
     return verdict, record
 
 

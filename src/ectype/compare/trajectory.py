@@ -33,7 +33,8 @@ class Overlay:
     """How the training loss lies over the reference's."""
 
     steps_compared: int
-    largest: float
+    largest: float | None
+    """Null, in a record, when not finite; so is the mean."""
     largest_step: int
     largest_smoothed: float | None
     smoothing_steps: int
@@ -41,7 +42,7 @@ class Overlay:
     first_raw_departure_step: int | None
     smoothed_threshold: float | None
     first_smoothed_departure_step: int | None
-    mean_last_quarter: float
+    mean_last_quarter: float | None
     warning: str | None
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ectype.compare.criteria import Criterion, Grounds, Holds, exact
+from ectype.compare.criteria import Criterion, Grounds, Outcome, exact
 from ectype.compare.tolerances import Tolerance, multiple_tolerance, symmetric_tolerance, upper_tolerance
 from ectype.compare.trajectory import Differences, smooth, smoothing_steps
 
@@ -53,12 +53,12 @@ def data_identity(
     absent = [step for step in wanted if step not in found]
     differing = sorted(step for step in wanted if step in found and not np.array_equal(wanted[step], found[step]))
     note = f"{len(wanted) - len(absent)} batches compared"
-    holds: Holds = "true"
+    outcome = Outcome.HOLDS
     if differing:
-        holds, note = "false", f"{note}; first difference at step {differing[0]}"
+        outcome, note = Outcome.BROKEN, f"{note}; first difference at step {differing[0]}"
     elif absent or not wanted:
-        holds, note = "unclear", f"{note}; the run's record lacks {len(absent)} of {len(wanted)}"
-    return exact(DATA, "differing batches", float(len(differing)), tolerance, note, holds)
+        outcome, note = Outcome.UNCLEAR, f"{note}; the run's record lacks {len(absent)} of {len(wanted)}"
+    return exact(DATA, "differing batches", float(len(differing)), tolerance, note, outcome)
 
 
 def smoothed_tolerance(differences: Differences, grounds: Grounds) -> Tolerance | None:
@@ -103,7 +103,7 @@ def _largest(
     """The largest size among the steps before the horizon, NaN if any is NaN."""
     sizes = np.abs(values[before])
     if len(sizes) == 0:
-        return exact(name, unit, math.nan, tolerance, "no step in common with the reference's log", "unclear")
+        return exact(name, unit, math.nan, tolerance, "no step in common with the reference's log", Outcome.UNCLEAR)
     worst = int(np.argmax(np.where(np.isnan(sizes), np.inf, sizes)))
     note = f"largest of {len(sizes)} steps, at step {int(steps[before][worst])}"
     return exact(name, unit, float(sizes[worst]), tolerance, note)
@@ -162,17 +162,17 @@ def _largest_smoothed(values: np.ndarray, width: int) -> float:
 
 
 def _with_gaps(criterion: Criterion, differences: Differences) -> Criterion:
-    """What missing steps and broken numbers make of an outcome: never `true`, and `false` for a loss only we lost."""
+    """What missing steps and broken numbers make of an outcome: broken for a loss only we lost, else never `HOLDS`."""
     about_loss = criterion.name in (STEP_LOSS, SMOOTHED_LOSS, MEAN_LOSS)
     ours, reference = differences.broken
     if about_loss and len(ours):
-        return replace(criterion, holds="false", note=f"our loss is not finite at step {int(ours[0])}")
+        return replace(criterion, outcome=Outcome.BROKEN, note=f"our loss is not finite at step {int(ours[0])}")
     if about_loss and len(reference):
         return replace(
-            criterion, holds="unclear", note=f"the reference's loss is no number at step {int(reference[0])}"
+            criterion, outcome=Outcome.UNCLEAR, note=f"the reference's loss is no number at step {int(reference[0])}"
         )
-    if differences.absent and criterion.holds == "true":
+    if differences.absent and criterion.outcome is Outcome.HOLDS:
         planned = len(differences.steps) + differences.absent
         note = f"{criterion.note}; the run's log lacks {differences.absent} of {planned} steps"
-        return replace(criterion, holds="unclear", note=note)
+        return replace(criterion, outcome=Outcome.UNCLEAR, note=note)
     return criterion

@@ -2,15 +2,17 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
-from ectype.compare.criteria import Criterion, Grounds, finite
+from ectype.compare.criteria import Criterion, Outcome
 from ectype.compare.held_out_criteria import KL, LOSS, TOP1
-from ectype.compare.trajectory import Overlay
 from ectype.errors import EXIT_DONE, EXIT_NEGATIVE, EXIT_NOT_ENOUGH_EVIDENCE
 
-SAME, DIFFERENT, UNDECIDED = "same model", "not the same model", "not enough evidence"
+Answer = Literal["same model", "not the same model", "not enough evidence"]
+SAME: Answer = "same model"
+DIFFERENT: Answer = "not the same model"
+UNDECIDED: Answer = "not enough evidence"
 EXIT_CODES = {SAME: EXIT_DONE, DIFFERENT: EXIT_NEGATIVE, UNDECIDED: EXIT_NOT_ENOUGH_EVIDENCE}
 _NEEDED_AT_EACH_LANDMARK = (LOSS, KL, TOP1)
 
@@ -19,7 +21,7 @@ _NEEDED_AT_EACH_LANDMARK = (LOSS, KL, TOP1)
 class Verdict:
     """The answer, the criteria that decided it, and why in one sentence."""
 
-    answer: str
+    answer: Answer
     decided_by: tuple[str, ...]
     reason: str
 
@@ -40,7 +42,7 @@ def decide(criteria: Sequence[Criterion], due_landmarks: Sequence[int]) -> Verdi
         criteria: everything that was judged.
         due_landmarks: landmarks that the recipe names and the reference has.
     """
-    broken = [criterion for criterion in criteria if criterion.holds == "false"]
+    broken = [criterion for criterion in criteria if criterion.outcome is Outcome.BROKEN]
     if broken:
         return Verdict(DIFFERENT, _labels(broken), _counted(broken, "is broken", "are broken"))
     present = {(criterion.name, criterion.landmark) for criterion in criteria}
@@ -48,7 +50,7 @@ def decide(criteria: Sequence[Criterion], due_landmarks: Sequence[int]) -> Verdi
     if missing or not any(step > 0 for step in due_landmarks):
         steps = ", ".join(map(str, missing)) or "after step 0"
         return Verdict(UNDECIDED, (), f"no held-out evidence at landmark {steps}; training loss alone proves nothing")
-    unclear = [criterion for criterion in criteria if criterion.holds != "true"]
+    unclear = [criterion for criterion in criteria if criterion.outcome is not Outcome.HOLDS]
     if unclear:
         return Verdict(UNDECIDED, _labels(unclear), _counted(unclear, "is unclear", "are unclear"))
     decisive = tuple(dict.fromkeys(criterion.name for criterion in criteria))
@@ -59,56 +61,6 @@ def label(criterion: Criterion) -> str:
     """A criterion's name with its landmark and domain."""
     place = [f"at step {criterion.landmark}"] if criterion.landmark is not None else []
     return " ".join([criterion.name, *place, *([f"({criterion.domain})"] if criterion.domain else [])])
-
-
-def horizon_record(grounds: Grounds, noise_source: str) -> dict[str, Any]:
-    """How far the trajectory can be compared step by step, as a number and in words."""
-    noise, floor = grounds.noise, grounds.floors.floors["step_loss"]
-    if noise is None:
-        text = "unknown, as no twins were trained: only agreement within the floors can be proven"
-    elif not grounds.float32:
-        text = "not at all, as the run or the reference is not float32: only statistics are compared"
-    elif grounds.horizon_step is None:
-        text = (
-            f"the whole run: {noise.twins} twins, changed by {noise.perturbation:g} at step 0, stay within "
-            f"{floor.value:g} {floor.unit} of it at every step"
-        )
-    else:
-        text = (
-            f"before step {grounds.horizon_step}: from there on twins changed by {noise.perturbation:g} at step 0 "
-            f"differ by more than {floor.value:g} {floor.unit}, so later steps are compared by statistics"
-        )
-    return {
-        "first_step_beyond": grounds.horizon_step,
-        "floor": floor.value,
-        "twins": 0 if noise is None else noise.twins,
-        "perturbation": None if noise is None else noise.perturbation,
-        "noise_source": noise_source,
-        "text": text,
-    }
-
-
-def verdict_record(
-    verdict: Verdict, criteria: Sequence[Criterion], overlay: Overlay | None, about: dict[str, Any]
-) -> dict[str, Any]:
-    """The content of `RUN/verdict.json`; `about` says what was compared."""
-    return {
-        "format": 1,
-        "verdict": verdict.answer,
-        "reason": verdict.reason,
-        "decided_by": list(verdict.decided_by),
-        **about,
-        "criteria": [
-            asdict(criterion) | {"interval": None if criterion.interval is None else list(criterion.interval)}
-            for criterion in criteria
-        ],
-        "overlay": None if overlay is None else {k: _finite(v) for k, v in asdict(overlay).items()},
-    }
-
-
-def _finite(value: Any) -> Any:
-    """A value for JSON: None for a float that is not finite."""
-    return finite(value) if isinstance(value, float) else value
 
 
 def _labels(criteria: Sequence[Criterion]) -> tuple[str, ...]:

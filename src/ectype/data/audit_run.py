@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from ectype.data.audit import Audit, EpochCount, Fault, epochs_of
+from ectype.data.audit_record import AuditRecord, audit_record, write_audit
 from ectype.data.digest import block_digests
 from ectype.data.ledger import Span, ledger_processes, read_records, sessions_of, spans_of
 from ectype.data.order import Order
 from ectype.errors import EctypeError
 from ectype.progress import Progress, silent
+from ectype.run.checkpoints import newest_step
 from ectype.run.paths import RunFolder
 
 _BLOCK_IDS = 1 << 19
@@ -79,6 +81,20 @@ def _consecutive(span: Span) -> list[_Read]:
     """The span's batches as runs of consecutive numbers."""
     if not len(span.batches):
         return []
+def record_audit(run_dir: Path, order: Order, fingerprint: str, progress: Progress = silent) -> AuditRecord:
+    """Audit a run as far as its ledger and its newest checkpoint go, and leave the record in its folder.
+
+    Args:
+        fingerprint: of the index that `order` is over.
+
+    Raises:
+        EctypeError: as `audit_run`; an earlier record then stays as it was.
+    """
+    record = audit_record(audit_run(run_dir, order, newest_step(run_dir), progress), fingerprint)
+    write_audit(run_dir, record)
+    return record
+
+
     runs = np.split(span.batches, np.flatnonzero(np.diff(span.batches) != 1) + 1)
     return [_Read(span.process, int(run[0]), int(run[-1]) + 1, span.rows) for run in runs]
 

@@ -1,12 +1,12 @@
 """Orders on disk: built once per host, written atomically, memory-mapped by every process that reads."""
 
-import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from ectype.artifacts import build_once
 from ectype.errors import EctypeError
 
 
@@ -19,12 +19,7 @@ def open_or_build(path: Path, units: int, build: Callable[[], np.ndarray]) -> np
         EctypeError: the folder can't be written, or the file there has another size.
     """
     try:
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path.with_suffix(".lock"), "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if not path.exists():
-                    _write(path, build())
+        build_once(path, lambda temporary: _write(temporary, build()))
         found = path.stat().st_size
     except OSError as error:
         raise EctypeError(
@@ -38,12 +33,7 @@ def open_or_build(path: Path, units: int, build: Callable[[], np.ndarray]) -> np
 
 
 def _write(path: Path, ids: np.ndarray) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "wb") as stream:
-            ids.astype("<u4", copy=False).tofile(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with open(path, "xb") as stream:
+        ids.astype("<u4", copy=False).tofile(stream)
+        stream.flush()
+        os.fsync(stream.fileno())

@@ -1,16 +1,13 @@
 """Windows of packed documents: planned once per host, kept on disk, memory-mapped by every process that reads."""
 
-import fcntl
 import gzip
-import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ectype.artifacts import sha256_of_json
+from ectype.artifacts import build_once, sha256_of_json
 from ectype.data.documents import document_spans
 from ectype.data.packing import best_fit, cut_documents, longest_first, permuted_files
 from ectype.data.storage import is_remote, read_all
@@ -80,12 +77,7 @@ def open_packed(index: TokenIndex, data: Data, rule: Packing, cache_dir: Path) -
     folder = cache_dir / f"packed-{sha256_of_json(identity)[:32]}"
     reader = WindowReader(index)
     try:
-        if not folder.exists():
-            cache_dir.mkdir(parents=True, exist_ok=True)
-            with open(folder.with_suffix(".lock"), "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if not folder.exists():
-                    _store(folder, plan_packing(index, data, rule))
+        build_once(folder, lambda temporary: _store(temporary, plan_packing(index, data, rule)))
         parts = [np.load(folder / f"{part}.npy", mmap_mode="r") for part in _PARTS]
     except (OSError, ValueError) as error:
         raise EctypeError(
@@ -159,11 +151,6 @@ def _listed_spans(file: TokenFile) -> np.ndarray:
 
 
 def _store(folder: Path, plan: PackedPlan) -> None:
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        temporary.mkdir()
-        for part in _PARTS:
-            np.save(temporary / f"{part}.npy", getattr(plan, part))
-        os.rename(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    folder.mkdir()
+    for part in _PARTS:
+        np.save(folder / f"{part}.npy", getattr(plan, part))

@@ -3,20 +3,21 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ectype.artifacts import package_path, write_json
+from ectype.artifacts import package_path
 from ectype.compare.runner import compare_run
 from ectype.compare.twins import no_noise, reference_noise
 from ectype.compare.verdict import Verdict
 from ectype.data.audit import Audit, audit_plan
-from ectype.data.audit_run import audit_run
+from ectype.data.audit_run import record_audit
 from ectype.data.index import load_index, write_index
 from ectype.data.order import Order
 from ectype.data.schedule import parse_schedule
 from ectype.data.source import open_order
+from ectype.data.tokenindex import TokenIndex
 from ectype.errors import EctypeError
 from ectype.evaluate.runner import evaluate_run
 from ectype.progress import Progress, silent
@@ -24,7 +25,6 @@ from ectype.recipe.load import load_placement, load_recipe, with_inputs
 from ectype.recipe.reference import load_reference
 from ectype.recipe.spec import Recipe
 from ectype.report.build import write_report
-from ectype.run.paths import RunFolder
 from ectype.train.loop import train_run
 from ectype.train.sharding import prepare_devices
 from ectype.weights.hf_import import import_weights
@@ -68,8 +68,8 @@ def run_demo(
         weights = _import(shipped, out / "weights" / "step-0", progress)
         done(f"imported step-0 weights of {reference.name} ({reference.framework})")
     with _stage(say) as done:
-        order, windows = _index(shipped, out / "index.json", progress)
-        done(f"indexed {windows:,} windows of {shipped.data.sequence_length_tokens} tokens")
+        order, index = _index(shipped, out / "index.json", progress)
+        done(f"indexed {index.windows:,} windows of {shipped.data.sequence_length_tokens} tokens")
     with _stage(say) as done:
         plan = audit_plan(order, parse_schedule("1 host", shipped.duration_steps), progress)
         _require_clean(plan, "the plan")
@@ -82,8 +82,7 @@ def run_demo(
         evaluations = evaluate_run(run_dir, reference, progress=progress)
         done(f"evaluated {len(evaluations)} landmarks on held-out text")
     with _stage(say) as done:
-        audit = audit_run(run_dir, order, result.step, progress)
-        write_json(RunFolder(run_dir).audit, {"clean": audit.clean, **asdict(audit)})
+        audit = record_audit(run_dir, order, index.fingerprint, progress)
         done(f"audited what was read: {'every window' if audit.clean else 'NOT every window'} exactly once per pass")
     with _stage(say) as done:
         verdict, _ = compare_run(run_dir, reference, reference_noise(reference, shipped) or no_noise())
@@ -104,11 +103,11 @@ def _import(recipe: Recipe, checkpoint: Path, progress: Progress) -> Path:
     return checkpoint
 
 
-def _index(recipe: Recipe, path: Path, progress: Progress) -> tuple[Order, int]:
+def _index(recipe: Recipe, path: Path, progress: Progress) -> tuple[Order, TokenIndex]:
     """Write the index of the bundled token files, and open the order that it and the recipe give."""
     index = load_index(str(recipe.inputs.index), recipe.data, recipe.model.vocab_size, progress=progress)
     write_index(index, path)
-    return open_order(index, recipe.data), index.windows
+    return open_order(index, recipe.data), index
 
 
 def _require_clean(audit: Audit, what: str) -> None:

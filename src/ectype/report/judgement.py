@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Literal
 
-from ectype.compare.criteria import Criterion
+from ectype.compare.criteria import Criterion, Outcome
 from ectype.compare.held_out_criteria import TOP1
+from ectype.compare.ranking import strain, worst
 from ectype.compare.verdict import DIFFERENT, SAME, UNDECIDED, label
 from ectype.report.markup import Cell, Column, Html, bound, missing, number, percent, section, table
 from ectype.report.measures import Part
@@ -21,9 +22,7 @@ _PATHS = {
     "none": "M6 12h12",
 }
 _TONES: dict[str, Tone] = {SAME: "good", DIFFERENT: "bad", UNDECIDED: "open"}
-_OUTCOMES: dict[str, tuple[Tone, str]] = {
-    "true": ("good", "holds"), "false": ("bad", "broken"), "unclear": ("open", "unclear"),
-}  # fmt: skip
+_OUTCOME_TONES: dict[Outcome, Tone] = {Outcome.HOLDS: "good", Outcome.BROKEN: "bad", Outcome.UNCLEAR: "open"}
 
 
 def verdict_part(records: RunRecords) -> Part:
@@ -34,10 +33,10 @@ def verdict_part(records: RunRecords) -> Part:
         heading, reason = "No verdict yet", "This run has not been compared with its reference."
         more = "ectype compare RUN --reference REF gives one."
     else:
-        tone = _TONES.get(verdict.answer, "none")
-        heading, reason = verdict.answer[:1].upper() + verdict.answer[1:], _sentence(verdict.reason)
-        behind = _second_sentence(verdict.answer, verdict.criteria)
-        more = f"{behind} Horizon of the comparison step by step: {escape(verdict.horizon)}."
+        tone = _TONES.get(verdict.verdict, "none")
+        heading, reason = verdict.verdict[:1].upper() + verdict.verdict[1:], _sentence(verdict.reason)
+        behind = _second_sentence(verdict.verdict, verdict.criteria)
+        more = f"{behind} Horizon of the comparison step by step: {escape(verdict.horizon.text)}."
     markup = (
         f'<section id="verdict" aria-labelledby="verdict-title"><div class="verdict {tone}">'
         f'<div class="sign">{icon(tone)}</div><h2 id="verdict-title">{escape(heading)}</h2>'
@@ -79,35 +78,13 @@ def chip(tone: Tone, text: str) -> Html:
     return Html(f'<span class="chip {tone}">{icon(tone)}{escape(text)}</span>')
 
 
-def strain(criterion: Criterion) -> float:
-    """How much of its tolerance a criterion uses: 1 is at the limit, NaN when there is no saying."""
-    if criterion.measured is None or criterion.tolerance is None:
-        return math.nan
-    measured, tolerance = abs(criterion.measured), abs(criterion.tolerance)
-    if criterion.name == TOP1:
-        measured, tolerance = 1 - measured, 1 - tolerance
-    if tolerance == 0:
-        return 0.0 if measured == 0 else math.inf
-    return measured / tolerance
-
-
-def _worst(criteria: Sequence[Criterion]) -> Criterion:
-    order = {"false": 2, "unclear": 1, "true": 0}
-
-    def rank(criterion: Criterion) -> tuple[int, float]:
-        used = strain(criterion)
-        return order[criterion.holds], -1.0 if math.isnan(used) else used
-
-    return max(criteria, key=rank)
-
-
 def _second_sentence(answer: str, criteria: Sequence[Criterion]) -> str:
     """How near the nearest criterion is to its limit, or what would settle an open question."""
     if answer == SAME and criteria:
-        worst = _worst(criteria)
-        used = strain(worst)
+        nearest = worst(criteria)
+        used = strain(nearest)
         share = "" if math.isnan(used) else f", {percent(used, 1)} of what it may be"
-        return f"Nearest to its limit: {escape(label(worst))}, {_value(worst, worst.measured)}{share}."
+        return f"Nearest to its limit: {escape(label(nearest))}, {_value(nearest, nearest.measured)}{share}."
     needed = [criterion.tokens_needed for criterion in criteria if criterion.tokens_needed]
     if answer == UNDECIDED and needed:
         return f"About {max(needed):,} held-out tokens would settle what is unclear."
@@ -146,8 +123,8 @@ def _landmark_notes(records: RunRecords) -> str:
         return ""
     notes = []
     for steps, what in (
-        (records.verdict.landmarks_missing, "have no evaluation"),
-        (records.verdict.landmarks_stale, "were evaluated on other weights than those on disk now, and did not count"),
+        (records.verdict.landmarks.missing, "have no evaluation"),
+        (records.verdict.landmarks.stale, "were evaluated on other weights than those on disk now, and did not count"),
     ):
         if steps:
             notes.append(f'<p class="note" role="note">Landmarks {", ".join(map(str, steps))} {what}.</p>')
@@ -155,19 +132,22 @@ def _landmark_notes(records: RunRecords) -> str:
 
 
 def _kind_row(criteria: Sequence[Criterion]) -> list[Cell]:
-    worst = _worst(criteria)
-    held = sum(criterion.holds == "true" for criterion in criteria)
-    tone, word = _OUTCOMES[worst.holds]
+    told = worst(criteria)
+    held = sum(criterion.outcome is Outcome.HOLDS for criterion in criteria)
     count = "" if len(criteria) == 1 else f"<small>{held} of {len(criteria)} hold</small>"
-    where = label(worst).removeprefix(worst.name).strip()
-    note = "; ".join(text for text in (where, worst.note) if text)
-    name = f"{escape(worst.name)}<small>{escape(note)}</small>" if note else escape(worst.name)
-    return _row(worst, Html(name), Html(chip(tone, word).text + count))
+    where = label(told).removeprefix(told.name).strip()
+    note = "; ".join(text for text in (where, told.note) if text)
+    name = f"{escape(told.name)}<small>{escape(note)}</small>" if note else escape(told.name)
+    return _row(told, Html(name), Html(_tell(told.outcome).text + count))
 
 
 def _chip(criterion: Criterion) -> Html:
     note = f"<small>{escape(criterion.note)}</small>" if criterion.note else ""
-    return Html(chip(*_OUTCOMES[criterion.holds]).text + note)
+    return Html(_tell(criterion.outcome).text + note)
+
+
+def _tell(outcome: Outcome) -> Html:
+    return chip(_OUTCOME_TONES[outcome], outcome.value)
 
 
 def _row(criterion: Criterion, name: Cell, outcome: Html) -> list[Cell]:

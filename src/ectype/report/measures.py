@@ -7,6 +7,7 @@ from html import escape
 
 import numpy as np
 
+from ectype.compare.record import VerdictRecord
 from ectype.compare.trajectory import Differences, Overlay
 from ectype.compare.trajectory_criteria import STEP_LOSS
 from ectype.evaluate.record import Evaluation, Summary, array
@@ -14,7 +15,7 @@ from ectype.report import figures
 from ectype.report.figures import Figure
 from ectype.report.markup import Cell, Column, Html, bound, definitions, fixed, missing, number, percent, section, table
 from ectype.report.markup import figure as plot
-from ectype.report.records import RunRecords, VerdictRecord
+from ectype.report.records import RunRecords
 
 _NEARLY_ALL = 0.99
 """Share of tokens in the lowest bin from which on a distribution has no shape to show."""
@@ -53,7 +54,7 @@ def training_part(records: RunRecords) -> Part:
         theirs,
         _step_limit(records.verdict, overlay),
         landmarks,
-        records.verdict.horizon_step if records.verdict else None,
+        records.verdict.horizon.first_step_beyond if records.verdict else None,
     )
     described = (
         f"Top: the reference as a broad band, ours as a thin line on it, over {overlay.steps_compared:,} updates. "

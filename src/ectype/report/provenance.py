@@ -1,15 +1,14 @@
 """The report's last sections: where the run came from, what it ran on, and the hashes that identify its inputs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
-
-import yaml
 
 from ectype.recipe.load import recipe_hash, to_yaml
 from ectype.report.markup import Cell, Column, Html, code, definitions, missing, section, table
 from ectype.report.measures import Part
 from ectype.report.records import RunRecords
+from ectype.run.manifest import Session
 
 
 def provenance_part(records: RunRecords) -> Part:
@@ -20,21 +19,20 @@ def provenance_part(records: RunRecords) -> Part:
     if records.run is None:
         environment = missing("run.json is not there, so nothing is known of the machine.")
     else:
-        shown = {"created": records.run.get("created"), **_mapping(records.run.get("environment"))}
+        shown = {"created": records.run.created, **records.run.environment.model_dump()}
         environment = _titled("Environment", definitions(list(_flat(shown))))
-        environment += _sessions(records.run.get("sessions"))
-        if placement := _mapping(records.run.get("placement")):
-            details += _folded("The placement", yaml.safe_dump(dict(placement), sort_keys=False))
+        environment += _sessions(records.run.sessions)
+        details += _folded("The placement", to_yaml(records.run.placement))
     inputs = _titled("Inputs", definitions(_inputs(records)))
     return Part("provenance", "Provenance", section("provenance", title, lead, inputs, environment, details))
 
 
 def _inputs(records: RunRecords) -> list[tuple[Cell, Cell]]:
-    run, reference = records.run or {}, records.reference
+    run, reference = records.run, records.reference
     pairs: list[tuple[Cell, Cell]] = [
         ("Recipe", records.recipe.name),
         ("Recipe hash", code(recipe_hash(records.recipe))),
-        ("Index fingerprint", code(run["index_fingerprint"]) if run.get("index_fingerprint") else None),
+        ("Index fingerprint", code(run.index_fingerprint) if run else None),
         ("Reference", f"{reference.name}: {reference.framework}" if reference else "none named"),
     ]
     if not records.evaluations:
@@ -51,10 +49,6 @@ def _inputs(records: RunRecords) -> list[tuple[Cell, Cell]]:
     return pairs + rows
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
 def _folded(title: str, text: str) -> str:
     return f'<details class="card"><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>'
 
@@ -68,21 +62,15 @@ def _flat(values: Any, prefix: str = "") -> Iterator[tuple[Cell, Cell]]:
         yield prefix.replace("_", " "), Html(f"<code>{escape(str(values))}</code>")
 
 
-def _sessions(sessions: Any) -> str:
-    if not isinstance(sessions, list) or not sessions or not all(isinstance(entry, Mapping) for entry in sessions):
+def _sessions(sessions: Sequence[Session]) -> str:
+    if not sessions:
         return ""
-    keys = list(dict.fromkeys(key for entry in sessions for key, value in entry.items() if _is_plain(value)))
-    columns = [Column("session"), *(Column(key.replace("_", " ")) for key in keys)]
-    rows = [[str(place), *(_plain(entry.get(key)) for key in keys)] for place, entry in enumerate(sessions, start=1)]
+    columns = [Column("session"), *(Column(name.replace("_", " ")) for name in Session.model_fields)]
+    rows: list[list[Cell]] = [
+        [str(place), *(f"{v:,}" if isinstance(v, int) else str(v) for v in session.model_dump().values())]
+        for place, session in enumerate(sessions, start=1)
+    ]
     return table("Starts of the program", columns, rows)
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, str | int | float)
-
-
-def _plain(value: Any) -> str | None:
-    return None if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _titled(title: str, markup: str) -> str:

@@ -3,34 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ectype.artifacts import read_json
-from ectype.compare.criteria import Criterion
+from ectype.compare.record import VerdictRecord, read_verdict
 from ectype.compare.tolerances import load_floors
 from ectype.compare.trajectory import Differences, Overlay, difference, overlay
+from ectype.data.audit_record import AuditRecord, read_audit
 from ectype.errors import EctypeError
 from ectype.evaluate.record import Evaluation, read_evaluation
 from ectype.recipe.reference import Reference, TrainingLog, load_reference, read_training_log
 from ectype.recipe.spec import Recipe
-from ectype.run.manifest import load_run_recipe
+from ectype.run.manifest import Manifest, load_run_recipe, read_manifest
 from ectype.run.metrics import read_metrics
 from ectype.run.paths import RunFolder
-
-
-@dataclass(frozen=True)
-class VerdictRecord:
-    """`verdict.json`, as `ectype compare` wrote it."""
-
-    answer: str
-    reason: str
-    decided_by: tuple[str, ...]
-    criteria: tuple[Criterion, ...]
-    overlay: Overlay | None
-    horizon: str
-    horizon_step: int | None
-    landmarks_missing: tuple[int, ...]
-    landmarks_stale: tuple[int, ...]
+from ectype.weights.parity_record import ParityRecord, read_parity
 
 
 @dataclass(frozen=True)
@@ -39,8 +24,7 @@ class RunRecords:
 
     run_dir: Path
     recipe: Recipe
-    run: Mapping[str, Any] | None
-    """run.json"""
+    run: Manifest | None
     metrics: TrainingLog | None
     evaluations: Mapping[int, Evaluation]
     verdict: VerdictRecord | None
@@ -50,10 +34,8 @@ class RunRecords:
     reference_log: TrainingLog | None
     differences: Differences | None
     overlay: Overlay | None
-    audit: Mapping[str, Any] | None
-    """audit.json, from `ectype data audit`."""
-    parity: Mapping[str, Any] | None
-    """parity.json, from `ectype weights parity`."""
+    audit: AuditRecord | None
+    parity: ParityRecord | None
 
 
 def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords:
@@ -69,13 +51,13 @@ def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords
     recipe, run = load_run_recipe(run_dir), RunFolder(run_dir)
     reference, problem = _reference(recipe, reference_path)
     metrics = read_metrics(run_dir) if run.metrics.is_file() else None
-    verdict = _read_verdict(run_dir)
+    verdict = read_verdict(run_dir) if run.verdict.is_file() else None
     log = read_training_log(reference.log) if reference and reference.log else None
     differences = difference(metrics, log, recipe.duration_steps) if metrics and log else None
     return RunRecords(
         run_dir=run_dir,
         recipe=recipe,
-        run=_optional(run.manifest),
+        run=read_manifest(run_dir) if run.manifest.is_file() else None,
         metrics=metrics,
         evaluations=_read_evaluations(run_dir),
         verdict=verdict,
@@ -84,8 +66,8 @@ def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords
         reference_log=log,
         differences=differences,
         overlay=verdict.overlay if verdict else _overlay(differences, recipe),
-        audit=_optional(run.audit),
-        parity=_optional(run.parity),
+        audit=read_audit(run_dir) if run.audit.is_file() else None,
+        parity=read_parity(run_dir) if run.parity.is_file() else None,
     )
 
 
@@ -107,33 +89,6 @@ def _overlay(differences: Differences | None, recipe: Recipe) -> Overlay | None:
     return overlay(differences, recipe.duration_steps, floor, None, None) if differences else None
 
 
-def _optional(path: Path) -> Any:
-    return read_json(path, path.name) if path.is_file() else None
-
-
 def _read_evaluations(run_dir: Path) -> dict[int, Evaluation]:
     found = [read_evaluation(path) for path in RunFolder(run_dir).evaluations()]
     return {evaluation.step: evaluation for evaluation in found}
-
-
-def _read_verdict(run_dir: Path) -> VerdictRecord | None:
-    path = RunFolder(run_dir).verdict
-    values = _optional(path)
-    if values is None:
-        return None
-    try:
-        return VerdictRecord(
-            answer=values["verdict"],
-            reason=values["reason"],
-            decided_by=tuple(values["decided_by"]),
-            criteria=tuple(Criterion(**criterion) for criterion in values["criteria"]),
-            overlay=Overlay(**values["overlay"]) if values["overlay"] else None,
-            horizon=values["horizon"]["text"],
-            horizon_step=values["horizon"]["first_step_beyond"],
-            landmarks_missing=tuple(values["landmarks"]["missing"]),
-            landmarks_stale=tuple(values["landmarks"]["stale"]),
-        )
-    except (KeyError, TypeError) as error:
-        raise EctypeError(
-            f"verdict {path}: {error!r}", "a record of this version's `ectype compare`", "compare again"
-        ) from None

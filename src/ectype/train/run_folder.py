@@ -1,6 +1,5 @@
 """The run folder as training opens it: one recipe, one process group at a time."""
 
-import fcntl
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -11,18 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from ectype import __version__
-from ectype.artifacts import read_json, write_bytes_atomic, write_json
+from ectype.artifacts import lock, write_bytes_atomic
 from ectype.data.digest import hexadecimal
 from ectype.data.ledger import digest_before
 from ectype.data.tokenindex import TokenIndex
 from ectype.errors import EctypeError
-from ectype.recipe.load import load_recipe, recipe_differences, recipe_hash, to_yaml
+from ectype.recipe.load import recipe_differences, recipe_hash, to_yaml
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe
 from ectype.run.checkpoints import newest_step
+from ectype.run.manifest import (
+    Environment,
+    Manifest,
+    Perturbation,
+    Session,
+    load_run_recipe,
+    read_manifest,
+    write_manifest,
+)
 from ectype.run.paths import LOCK_NAME, RunFolder
 
-FORMAT = 1
 _RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "orbax-checkpoint", "grain", "numpy")
 
 
@@ -30,14 +37,11 @@ _RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "orbax-checkpoint", "grain", "num
 def locked(run_dir: Path) -> Iterator[None]:
     """Hold the run folder for this process group; a second one is refused, and a crash releases it."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    with open(RunFolder(run_dir).lock, "w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise EctypeError(
-                f"{run_dir} is being trained by another process", "one trainer per run folder",
-                "wait for it, stop it, or choose another --run folder",
-            ) from None  # fmt: skip
+    busy = EctypeError(
+        f"{run_dir} is being trained by another process", "one trainer per run folder",
+        "wait for it, stop it, or choose another --run folder",
+    )  # fmt: skip
+    with lock(RunFolder(run_dir).lock, busy):
         yield
 
 
@@ -57,35 +61,36 @@ def open_run(
     Raises:
         EctypeError: the folder holds something else, with every differing field.
     """
-    if (RunFolder(run_dir).manifest).is_file():
-        stored = read_json(RunFolder(run_dir).manifest, "run")
+    run, now = RunFolder(run_dir), recipe_hash(recipe)
+    created, sessions, earlier = _now(), (), ()
+    if run.manifest.is_file():
+        stored = read_manifest(run_dir)
         _check_recipe(run_dir, recipe, allowed)
-        step = newest_step(run_dir)
-        if not index.continues(str(stored.get("index_fingerprint")), step):
-            _check_same(run_dir, "index fingerprint", stored.get("index_fingerprint"), index.fingerprint)
-        _check_same(run_dir, "perturbation", stored.get("perturbation"), _perturbation(perturb))
+        if not index.continues(stored.index_fingerprint, newest_step(run_dir)):
+            _check_same(run_dir, "index fingerprint", stored.index_fingerprint, index.fingerprint)
+        _check_same(run_dir, "perturbation", _words(stored.perturbation), _words(_perturbation(perturb)))
+        created, sessions, earlier = stored.created, stored.sessions, stored.earlier_recipe_hashes
+        if stored.recipe_hash not in (now, *earlier):
+            earlier = (*earlier, stored.recipe_hash)
     elif any(path.name != LOCK_NAME for path in run_dir.iterdir()):
         raise EctypeError(
-            f"{run_dir} holds files but no run.json",
+            f"{run_dir} holds files but no {run.manifest.name}",
             "an empty or new folder, or a run's",
             "choose another --run folder",
         )
-    else:
-        stored = {"created": _now(), "sessions": [], "recipe_hash": recipe_hash(recipe), "earlier_recipe_hashes": []}
-    manifest = {
-        "format": FORMAT,
-        "recipe": recipe.name,
-        "recipe_hash": recipe_hash(recipe),
-        "earlier_recipe_hashes": _earlier(stored, recipe_hash(recipe)),
-        "index_fingerprint": index.fingerprint,
-        "perturbation": _perturbation(perturb),
-        "created": stored["created"],
-        "environment": environment(),
-        "placement": placement.model_dump(mode="json"),
-        "sessions": stored["sessions"],
-    }
-    write_bytes_atomic(RunFolder(run_dir).recipe, to_yaml(recipe).encode())
-    write_json(RunFolder(run_dir).manifest, manifest)
+    manifest = Manifest(
+        recipe=recipe.name,
+        recipe_hash=now,
+        earlier_recipe_hashes=earlier,
+        index_fingerprint=index.fingerprint,
+        perturbation=_perturbation(perturb),
+        created=created,
+        environment=environment(),
+        placement=placement,
+        sessions=sessions,
+    )
+    write_bytes_atomic(run.recipe, to_yaml(recipe).encode())
+    write_manifest(run_dir, manifest)
 
 
 def check_description(run_dir: Path, meta: dict[str, Any], recipe: Recipe, index: TokenIndex) -> None:
@@ -95,7 +100,7 @@ def check_description(run_dir: Path, meta: dict[str, Any], recipe: Recipe, index
         meta: the checkpoint's description.
     """
     path, step = f"{run_dir}: checkpoint of step {meta['step']}", meta["step"]
-    known = {recipe_hash(recipe), *read_json(RunFolder(run_dir).manifest, "run")["earlier_recipe_hashes"]}
+    known = {recipe_hash(recipe), *read_manifest(run_dir).earlier_recipe_hashes}
     if meta.get("recipe_hash") not in known:
         raise EctypeError(
             f"{path} was made under recipe {meta.get('recipe_hash')}", f"one of {sorted(known)}",
@@ -116,26 +121,25 @@ def check_description(run_dir: Path, meta: dict[str, Any], recipe: Recipe, index
 
 def record_session(run_dir: Path, first_step: int, devices: int, processes: int) -> None:
     """Add one start of the program to the manifest: when, from which step, on how many devices."""
-    manifest = read_json(RunFolder(run_dir).manifest, "run")
-    session = {"started": _now(), "from_step": first_step, "devices": devices, "processes": processes}
-    manifest["sessions"].append(session)
-    write_json(RunFolder(run_dir).manifest, manifest)
+    manifest = read_manifest(run_dir)
+    session = Session(started=_now(), from_step=first_step, devices=devices, processes=processes)
+    write_manifest(run_dir, manifest.model_copy(update={"sessions": (*manifest.sessions, session)}))
 
 
-def environment() -> dict[str, Any]:
+def environment() -> Environment:
     """What the numbers may depend on beyond the recipe."""
-    return {
-        "ectype": __version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "system": platform.system(),
-        "cores": os.cpu_count(),
-        "packages": {name: version(name) for name in _RECORDED_PACKAGES},
-    }
+    return Environment(
+        ectype=__version__,
+        python=platform.python_version(),
+        machine=platform.machine(),
+        system=platform.system(),
+        cores=os.cpu_count(),
+        packages={name: version(name) for name in _RECORDED_PACKAGES},
+    )
 
 
 def _check_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> None:
-    different = recipe_differences(load_recipe(str(RunFolder(run_dir).recipe)), recipe)
+    different = recipe_differences(load_run_recipe(run_dir), recipe)
     unnamed = {
         key: pair
         for key, pair in different.items()
@@ -156,14 +160,12 @@ def _check_same(run_dir: Path, what: str, stored: Any, asked: Any) -> None:
         )
 
 
-def _earlier(stored: dict[str, Any], current: str) -> list[str]:
-    """Hashes of recipes that the run was under before a change that the user named."""
-    earlier = stored["earlier_recipe_hashes"]
-    return earlier if stored["recipe_hash"] in (current, *earlier) else [*earlier, stored["recipe_hash"]]
+def _perturbation(perturb: tuple[float, int] | None) -> Perturbation | None:
+    return None if perturb is None else Perturbation(scale=perturb[0], seed=perturb[1])
 
 
-def _perturbation(perturb: tuple[float, int] | None) -> dict[str, Any] | None:
-    return None if perturb is None else {"scale": perturb[0], "seed": perturb[1]}
+def _words(perturbation: Perturbation | None) -> str:
+    return "none" if perturbation is None else f"{perturbation.scale:g} with seed {perturbation.seed}"
 
 
 def _now() -> str:

@@ -3,14 +3,14 @@
 The output appears by one rename at the end; until then everything lies in a hidden sibling of it.
 """
 
-import fcntl
 import json
 import os
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ectype.artifacts import write_bytes_atomic
+from ectype.artifacts import lock, write_bytes_atomic
 from ectype.errors import EctypeError
 
 _NAME = "journal.jsonl"
@@ -37,17 +37,18 @@ class Journal:
         self.folder = self.output.with_name(f".{output.name}.ectype-partial")
         self.done: dict[str, Any] = {}
         self._identity = identity
+        self._lock = ExitStack()
 
     def __enter__(self) -> "Journal":
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.folder, os.O_RDONLY)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise EctypeError(
-                f"another process is writing {self.output}", "one writer per output", "wait for it, or stop it"
-            ) from None
+        self._lock.enter_context(
+            lock(
+                self.folder,
+                EctypeError(
+                    f"another process is writing {self.output}", "one writer per output", "wait for it, or stop it"
+                ),
+            )
+        )
         self.done = self._read()
         if not self.done:
             for child in self.folder.iterdir():
@@ -60,7 +61,7 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self._stream.close()
-        os.close(self._lock)
+        self._lock.close()
 
     def record(self, unit: str, value: Any) -> None:
         """Note that `unit` is on disk in full."""

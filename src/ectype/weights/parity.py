@@ -3,7 +3,6 @@
 Both sides run layer by layer, so memory holds one layer's weights of each, not two models.
 """
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,13 @@ import numpy as np
 
 from ectype.errors import EctypeError
 from ectype.progress import Progress, silent
-from ectype.recipe.spec import Model
+from ectype.recipe.spec import Dtype, Model
 from ectype.run.checkpoints import WEIGHTS_ITEM
 from ectype.weights import layerwise, reference_model
 from ectype.weights.agreement import Agreement, compare_logits, relative_error, summarise
 from ectype.weights.checkpoint import model_of, read_meta, refuse_other_model
 from ectype.weights.hf_config import read_config
+from ectype.weights.parity_record import Fault, LayerDrift, ParityRecord, Tolerances
 from ectype.weights.reference_model import Recording, Reference
 from ectype.weights.tree import Tree, dotted
 
@@ -27,35 +27,15 @@ LOCAL_TOLERANCE = 1e-4
 """Largest relative difference of one float32 product or layer on equal inputs: rounding stays a hundred times below."""
 
 
-@dataclass(frozen=True)
-class Tolerances:
-    """float32: absolute bounds. bfloat16: our KL may be this multiple of Hugging Face's own bfloat16 KL."""
-
-    logit_difference_max: float = 1e-4
-    kl_max: float = 1e-8
-    top1_agreement: float = 1.0
-    bfloat16_kl_ratio: float = 1.1
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Where the two first part on equal inputs. `tensors` are tree paths within the layer."""
-
-    layer: int | None
-    group: str
-    tensors: tuple[str, ...]
-    relative_error: float | None
-
-
 def measure_parity(
     checkpoint: Path,
     folder: Path,
     tokens_L: np.ndarray,
     *,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     tolerances: Tolerances | None = None,
     progress: Progress = silent,
-) -> dict[str, Any]:
+) -> ParityRecord:
     """Compare a checkpoint with a Hugging Face folder on one sequence, over all positions and the real vocabulary.
 
     Args:
@@ -66,8 +46,7 @@ def measure_parity(
         tolerances: None for the documented ones.
 
     Returns:
-        `same` (the verdict), the figures of `agreement.summarise`, `layers` (drift of the hidden states), and
-        `first_fault` (None, or a `Fault` as a dict) when not the same.
+        The verdict with its figures, the drift of the hidden states by layer, and when not the same the first fault.
     """
     tolerances = tolerances or Tolerances()
     versions = reference_model.versions()
@@ -84,11 +63,10 @@ def measure_parity(
     same = _within(figures, dtype, tolerances)
     fault = None if same else _first_fault(weights, model, tokens_L, reference, recording)
     windows = [window for window in model.window_pattern if window is not None]
-    return {
-        "same": same, **figures, "dtype": dtype, "length_tokens": len(tokens_L),
-        "window_tokens": max(windows, default=None), "vocab_size": model.vocab_size, "layers": layers,
-        "first_fault": asdict(fault) if fault else None, "tolerances": asdict(tolerances), "versions": versions,
-    }  # fmt: skip
+    return ParityRecord(
+        same=same, **figures, dtype=dtype, length_tokens=len(tokens_L), window_tokens=max(windows, default=None),
+        vocab_size=model.vocab_size, layers=tuple(layers), first_fault=fault, tolerances=tolerances, versions=versions,
+    )  # fmt: skip
 
 
 def _check_comparable(checkpoint: Path, folder: Path, model: Model, tokens_L: np.ndarray) -> None:
@@ -108,7 +86,7 @@ def _check_comparable(checkpoint: Path, folder: Path, model: Model, tokens_L: np
 
 def _run_ours(
     weights: Path, model: Model, tokens_L: np.ndarray, dtype: str, recording: Recording, progress: Progress
-) -> tuple[jax.Array, list[dict[str, Any]]]:
+) -> tuple[jax.Array, list[LayerDrift]]:
     """Our final hidden states [L, D] in `dtype`, and the drift of the hidden states after each layer."""
     hidden = layerwise.embed(weights, tokens_L[None], dtype)
     layers = []
@@ -117,7 +95,7 @@ def _run_ours(
         hidden = layerwise.apply_layer(params, hidden, model, model.layer_window(layer))
         ours, theirs = np.asarray(hidden[0], np.float32), recording.hidden[layer + 1]
         row = {"relative_error": relative_error(theirs, ours), "difference_max": float(np.abs(theirs - ours).max())}
-        layers.append({"layer": layer} | {key: value if np.isfinite(value) else None for key, value in row.items()})
+        layers.append(LayerDrift(layer=layer, **{k: v if np.isfinite(v) else None for k, v in row.items()}))
         progress("parity, layers", layer + 1, model.n_layers)
     return layerwise.final_norm(weights, hidden, model)[0], layers
 
@@ -210,4 +188,5 @@ def _fault_in_layer(
 
 
 def _fault(layer: int | None, group: str, tensors: tuple[str, ...], error: float) -> Fault:
-    return Fault(layer, group, tensors, error if np.isfinite(error) else None)
+    known = error if np.isfinite(error) else None
+    return Fault(layer=layer, group=group, tensors=tensors, relative_error=known)

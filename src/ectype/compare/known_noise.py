@@ -1,0 +1,52 @@
+"""The noise to judge a run by: its own twins, the reference's record, or twins that are trained now."""
+
+from pathlib import Path
+
+from ectype.compare.twins import PERTURBATION, MeasuredNoise, finished_twins, no_noise, reference_noise, twins_noise
+from ectype.progress import Progress, silent
+from ectype.recipe.reference import Reference
+from ectype.recipe.spec import Recipe
+from ectype.run.manifest import load_run_recipe, read_manifest
+from ectype.run.metrics import seconds_of
+from ectype.run.paths import RunFolder
+from ectype.train import loop
+
+DEFAULT_TWINS = 3
+LONGEST_UNASKED_SECONDS = 1800
+"""Twins cost a whole run each, so they are trained unasked only where all of them take less than half an hour."""
+
+
+def ensure_noise(
+    run_dir: Path, reference: Reference, asked: int | None = None, *, train: bool = True, progress: Progress = silent
+) -> MeasuredNoise:
+    """The noise of the run's own finished twins, else of the reference's record, else of twins trained now.
+
+    Args:
+        asked: twins to have in any case; None: those that exist, else the reference's record, else a few if the run
+            was short.
+        train: False trains none.
+
+    Raises:
+        EctypeError: a twin can't be trained or evaluated, or belongs to another recipe.
+    """
+    recipe = load_run_recipe(run_dir)
+    finished = finished_twins(run_dir, recipe)
+    wanted = (asked or 0) if train else 0
+    if train and not finished and not asked:
+        known = reference_noise(reference, recipe)
+        if known is not None:
+            return known
+        wanted = DEFAULT_TWINS if seconds_of(run_dir) * DEFAULT_TWINS < LONGEST_UNASKED_SECONDS else 0
+    for seed in range(1, wanted + 1):
+        if seed not in finished:
+            _train_twin(run_dir, recipe, seed, progress)
+    twins = finished_twins(run_dir, recipe)
+    if twins:
+        return twins_noise(run_dir, reference, twins, progress)
+    return reference_noise(reference, recipe) or no_noise()
+
+
+def _train_twin(run_dir: Path, recipe: Recipe, seed: int, progress: Progress) -> None:
+    """Train one twin where the run was trained, or go on with one that was stopped."""
+    placement, twin = read_manifest(run_dir).placement, RunFolder(run_dir).twin(seed)
+    loop.train_run(recipe, placement, twin.path, perturb=(PERTURBATION, seed), progress=progress)

@@ -1,0 +1,109 @@
+"""The record of a comparison: what `ectype compare` prints, and `verdict.json` in a run folder."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+from ectype.artifacts import write_json
+from ectype.compare.criteria import Criterion, Grounds, finite
+from ectype.compare.trajectory import Overlay
+from ectype.compare.verdict import Answer
+from ectype.recipe.parse import read_record
+from ectype.recipe.spec import Section
+from ectype.run.paths import RunFolder
+
+
+class ReferenceNames(Section):
+    """The run that was compared with."""
+
+    name: str
+    framework: str
+
+
+class LandmarkSteps(Section):
+    """Landmarks that the recipe names and the reference has, and what became of them."""
+
+    due: tuple[int, ...]
+    evaluated: tuple[int, ...]
+    stale: tuple[int, ...]
+    """Evaluated on inputs that are no longer those on disk."""
+    missing: tuple[int, ...]
+
+
+class Horizon(Section):
+    """How far the trajectory can be compared step by step."""
+
+    first_step_beyond: int | None
+    """Null when all steps can be compared, or nobody knows."""
+    floor: float
+    """Nats; a twin that differs by more ends the comparison step by step."""
+    twins: int
+    perturbation: float | None
+    noise_source: str
+    text: str
+    """The same in words."""
+
+
+class VerdictRecord(Section):
+    """The answer, and everything that it rests on."""
+
+    format: Literal[2] = 2
+    verdict: Answer
+    reason: str
+    decided_by: tuple[str, ...]
+    reference: ReferenceNames
+    recipe: str
+    recipe_hash: str
+    landmarks: LandmarkSteps
+    horizon: Horizon
+    criteria: tuple[Criterion, ...]
+    overlay: Overlay | None
+
+
+def horizon_record(grounds: Grounds, noise_source: str) -> Horizon:
+    """How far the trajectory can be compared step by step, as a number and in words."""
+    noise, floor = grounds.noise, grounds.floors.floors["step_loss"]
+    if noise is None:
+        text = "unknown, as no twins were trained: only agreement within the floors can be proven"
+    elif not grounds.float32:
+        text = "not at all, as the run or the reference is not float32: only statistics are compared"
+    elif grounds.horizon_step is None:
+        text = (
+            f"the whole run: {noise.twins} twins, changed by {noise.perturbation:g} at step 0, stay within "
+            f"{floor.value:g} {floor.unit} of it at every step"
+        )
+    else:
+        text = (
+            f"before step {grounds.horizon_step}: from there on twins changed by {noise.perturbation:g} at step 0 "
+            f"differ by more than {floor.value:g} {floor.unit}, so later steps are compared by statistics"
+        )
+    return Horizon(
+        first_step_beyond=grounds.horizon_step,
+        floor=floor.value,
+        twins=0 if noise is None else noise.twins,
+        perturbation=None if noise is None else noise.perturbation,
+        noise_source=noise_source,
+        text=text,
+    )
+
+
+def finite_overlay(overlay: Overlay | None) -> Overlay | None:
+    """The overlay for JSON: null where a number is not finite."""
+    if overlay is None:
+        return None
+    return Overlay(**{k: finite(v) if isinstance(v, float) else v for k, v in asdict(overlay).items()})
+
+
+def write_verdict(run_dir: Path, record: VerdictRecord) -> None:
+    """Write `verdict.json` of a run atomically."""
+    write_json(RunFolder(run_dir).verdict, record.model_dump(mode="json"))
+
+
+def read_verdict(run_dir: Path) -> VerdictRecord:
+    """Read `verdict.json` of a run strictly.
+
+    Raises:
+        EctypeError: no such file, or none that this version writes.
+    """
+    path, command = RunFolder(run_dir).verdict, "ectype compare RUN"
+    return read_record(path, VerdictRecord, "verdict", command, f"compare again: `{command}`")
