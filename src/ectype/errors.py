@@ -1,9 +1,10 @@
-"""The two ways a verb ends early: bad input (exit 2) and stopped but resumable (exit 75)."""
+"""Exit codes, and the two ways a verb ends early: bad input (2) and stopped but resumable (75)."""
 
 EXIT_DONE = 0
 EXIT_NEGATIVE = 1
 EXIT_BAD_INPUT = 2
 EXIT_NOT_ENOUGH_EVIDENCE = 3
+EXIT_HUNG = 70
 EXIT_STOPPED = 75
 
 

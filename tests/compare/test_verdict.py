@@ -15,12 +15,14 @@ from ectype.compare.tolerances import Floors, SourcedNumber
 from ectype.compare.trajectory import difference
 from ectype.compare.trajectory_criteria import (
     DATA,
+    LEARNING_RATE,
     MEAN_LOSS,
     SKIPPED,
     SKIPPED_LATER,
     SMOOTHED_LOSS,
     STEP_GRAD_NORM,
     STEP_LOSS,
+    STEP_Z_LOSS,
     data_identity,
     trajectory_criteria,
 )
@@ -83,6 +85,42 @@ def test_a_missing_landmark_is_not_enough_evidence(lost: set[int]) -> None:
     verdict = decide(criteria, LANDMARKS)
     assert f"landmark {min(lost)}" in verdict.reason
     assert verdict.exit_code == 3
+
+
+def _with_rate(run: TrainingLog, *, factor: float = 1.0, z_shift: float = 0.0, gaps: Sequence[int] = ()) -> TrainingLog:
+    rate = 1e-3 * np.cos(run.steps / 100) * np.where(run.steps == 90, factor, 1.0)
+    z_loss = 5e-4 + 1e-6 * run.steps + np.where(run.steps == 60, z_shift, 0.0)
+    for step in gaps:
+        rate[step - 1] = z_loss[step - 1] = np.nan
+    return replace(run, learning_rate=rate, z_loss=z_loss)
+
+
+@pytest.mark.parametrize("on", [CALM, CHAOTIC, grounds(twins(1e-9), float32=False)])
+def test_the_learning_rate_must_be_the_schedules_at_every_step(on: Grounds) -> None:
+    for factor, outcome in ((1.0, Outcome.HOLDS), (1 + 5e-7, Outcome.HOLDS), (1 + 2e-6, Outcome.BROKEN)):
+        run, reference = _with_rate(log(), factor=factor), _with_rate(log())
+        found = named(trajectory_criteria(difference(run, reference, STEPS), on), LEARNING_RATE)
+        assert found.outcome is outcome
+        assert "largest of 100 steps" in found.note
+        assert factor == 1.0 or "at step 90" in found.note
+
+
+def test_the_z_loss_is_judged_by_the_tolerance_of_the_loss() -> None:
+    for shift, outcome in ((0.0, Outcome.HOLDS), (9e-6, Outcome.HOLDS), (2e-5, Outcome.BROKEN)):
+        run, reference = _with_rate(log(), z_shift=shift), _with_rate(log())
+        criteria = trajectory_criteria(difference(run, reference, STEPS), CALM)
+        found = named(criteria, STEP_Z_LOSS)
+        assert (found.outcome, found.tolerance) == (outcome, named(criteria, STEP_LOSS).tolerance)
+
+
+def test_steps_without_a_logged_number_are_left_out_and_ours_must_be_there() -> None:
+    gaps = difference(_with_rate(log()), _with_rate(log(), gaps=(3, 4)), STEPS)
+    outcomes = {named(trajectory_criteria(gaps, CALM), name).outcome for name in (LEARNING_RATE, STEP_Z_LOSS)}
+    assert outcomes == {Outcome.HOLDS}
+    lost = difference(_with_rate(log(), gaps=(3,)), _with_rate(log()), STEPS)
+    assert named(trajectory_criteria(lost, CALM), LEARNING_RATE).outcome is Outcome.UNCLEAR
+    without = trajectory_criteria(difference(_with_rate(log()), log(), STEPS), CALM)
+    assert {LEARNING_RATE, STEP_Z_LOSS} & {criterion.name for criterion in without} == set()
 
 
 def test_training_loss_alone_proves_nothing() -> None:

@@ -142,6 +142,13 @@ def test_recipes_come_back_equal_from_yaml(name: str, tmp_path: Path) -> None:
     assert recipe_hash(load_recipe(str(path))) == recipe_hash(recipe)
 
 
+@pytest.mark.parametrize("axis", ["data", "fsdp"])
+@pytest.mark.parametrize("size", [0, -2])
+def test_a_mesh_axis_of_no_devices_is_refused(axis: str, size: int) -> None:
+    with pytest.raises(EctypeError, match=f"mesh.{axis}"):
+        load_placement("cpu", [f"mesh.{axis}={size}"])
+
+
 @pytest.mark.parametrize("name", shipped("placement"))
 def test_placements_come_back_equal_from_yaml(name: str, tmp_path: Path) -> None:
     path = tmp_path / "placement.yaml"

@@ -1,6 +1,6 @@
 """The record of a comparison: what `ectype compare` prints, and `verdict.json` in a run folder."""
 
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +11,9 @@ from ectype.compare.verdict import Answer
 from ectype.recipe.parse import read_record
 from ectype.recipe.spec import Section
 from ectype.run.paths import RunFolder
+
+_MAY_BE_INFINITE = ("largest", "largest_smoothed", "smoothed_threshold", "mean_last_quarter")
+"""Numbers of an overlay, where a loss is not finite."""
 
 
 class ReferenceNames(Section):
@@ -91,7 +94,8 @@ def finite_overlay(overlay: Overlay | None) -> Overlay | None:
     """The overlay for JSON: null where a number is not finite."""
     if overlay is None:
         return None
-    return Overlay(**{k: finite(v) if isinstance(v, float) else v for k, v in asdict(overlay).items()})
+    numbers = {name: getattr(overlay, name) for name in _MAY_BE_INFINITE}
+    return replace(overlay, **{name: None if value is None else finite(value) for name, value in numbers.items()})
 
 
 def write_verdict(run_dir: Path, record: VerdictRecord) -> None:

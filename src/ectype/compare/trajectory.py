@@ -4,12 +4,20 @@ Shapes: S steps that both logs hold.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ectype.recipe.reference import TrainingLog
+
+
+@dataclass(frozen=True)
+class Series:
+    """Differences at the steps at which the reference logged a number: int64 and float64, [s]."""
+
+    steps: np.ndarray
+    values: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,9 @@ class Differences:
     """Steps of the reference within the run's planned length that the run's log lacks."""
     broken: tuple[np.ndarray, np.ndarray]
     """Steps, int64, at which the run's loss alone is not finite, and at which the reference's is not."""
+    z_loss: Series | None = None
+    learning_rate: Series | None = None
+    """Relative to the reference's."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +63,14 @@ def difference(run: TrainingLog, reference: TrainingLog, duration_steps: int) ->
     steps, ours, theirs = np.intersect1d(run.steps, planned, assume_unique=True, return_indices=True)
     grad_norm = None
     if run.grad_norm is not None and reference.grad_norm is not None:
-        left, right = run.grad_norm[ours], reference.grad_norm[theirs]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            grad_norm = np.where(left == right, 0.0, (left - right) / np.abs(right))
+        grad_norm = _relative(run.grad_norm[ours], reference.grad_norm[theirs])
+    z_loss, learning_rate = (
+        None if left is None or right is None else _where_logged(steps, left[ours], right[theirs], subtract)
+        for left, right, subtract in (
+            (run.z_loss, reference.z_loss, np.subtract),
+            (run.learning_rate, reference.learning_rate, _relative),
+        )
+    )
     skipped = None
     if run.skipped is not None and reference.skipped is not None:
         skipped = (steps[run.skipped[ours] != 0], steps[reference.skipped[theirs] != 0])
@@ -62,7 +78,21 @@ def difference(run: TrainingLog, reference: TrainingLog, duration_steps: int) ->
     with np.errstate(invalid="ignore"):
         loss = run.loss[ours] - reference.loss[theirs]
     broken = (steps[~good[0] & good[1]], steps[~good[1]])
-    return Differences(steps, loss, grad_norm, skipped, len(planned) - len(steps), broken)
+    return Differences(steps, loss, grad_norm, skipped, len(planned) - len(steps), broken, z_loss, learning_rate)
+
+
+def _relative(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """(left - right) / |right|; 0 where both are equal, zero included."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(left == right, 0.0, (left - right) / np.abs(right))
+
+
+def _where_logged(
+    steps: np.ndarray, ours: np.ndarray, theirs: np.ndarray, subtract: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> Series | None:
+    """Differences where the reference has a number; None where it has none at all: exports leave cells empty."""
+    logged = np.isfinite(theirs)
+    return Series(steps[logged], subtract(ours[logged], theirs[logged])) if logged.any() else None
 
 
 def smoothing_steps(duration_steps: int) -> int:

@@ -12,10 +12,11 @@ import numpy as np
 
 from ectype.compare.criteria import Criterion, Grounds, Outcome, exact
 from ectype.compare.tolerances import Tolerance, multiple_tolerance, symmetric_tolerance, upper_tolerance
-from ectype.compare.trajectory import Differences, smooth, smoothing_steps
+from ectype.compare.trajectory import Differences, Series, smooth, smoothing_steps
 
 STEP_LOSS, SMOOTHED_LOSS, MEAN_LOSS = "training loss, each step", "training loss, smoothed", "training loss, mean"
 STEP_GRAD_NORM, MEAN_GRAD_NORM = "gradient norm, each step", "gradient norm, mean"
+STEP_Z_LOSS, LEARNING_RATE = "z-loss, each step", "learning rate, each step"
 SKIPPED, SKIPPED_LATER, DATA = "skipped steps", "skipped steps beyond the horizon", "data order"
 _UNIT = "nats per token"
 _POISSON_QUANTILE = 3.29
@@ -30,8 +31,12 @@ def trajectory_criteria(differences: Differences, grounds: Grounds) -> list[Crit
         criteria.append(_each_step(differences, before, grounds))
         if differences.grad_norm is not None:
             criteria.append(_each_grad_norm(differences.grad_norm, differences, before, grounds))
+        if differences.z_loss is not None:
+            criteria.append(_each_z_loss(differences.z_loss, grounds))
         if differences.skipped is not None:
             criteria.append(_skipped(differences, grounds))
+    if differences.learning_rate is not None:
+        criteria.append(_learning_rate(differences.learning_rate, grounds))
     if grounds.noise is not None and not before.all():
         criteria += _beyond_horizon(differences, ~before, grounds)
     return [_with_gaps(criterion, differences) for criterion in criteria]
@@ -95,6 +100,22 @@ def _each_grad_norm(values: np.ndarray, differences: Differences, before: np.nda
     twins = grounds.noise.grad_norm_differences() if grounds.noise else []
     tolerance = _step_tolerance("grad_norm", twins, grounds)
     return _largest(STEP_GRAD_NORM, "relative", values, differences.steps, before, tolerance)
+
+
+def _each_z_loss(series: Series, grounds: Grounds) -> Criterion:
+    """By the tolerance of the loss that it is part of."""
+    twins = grounds.noise.loss_differences() if grounds.noise else []
+    before = _before_horizon(series.steps, grounds)
+    return _largest(
+        STEP_Z_LOSS, _UNIT, series.values, series.steps, before, _step_tolerance("step_loss", twins, grounds)
+    )
+
+
+def _learning_rate(series: Series, grounds: Grounds) -> Criterion:
+    """At every step, beyond the horizon too: no rounding of the run moves it, in whatever element type."""
+    floor = grounds.floors.floors["learning_rate"]
+    tolerance = Tolerance(floor.value, floor.value, f"floor: {floor.source}")
+    return _largest(LEARNING_RATE, "relative", series.values, series.steps, np.ones(len(series.steps), bool), tolerance)
 
 
 def _largest(

@@ -18,9 +18,14 @@ from ectype.errors import EctypeError
 from ectype.run.paths import RunFolder
 
 RECORD = np.dtype([("number", "<u8"), ("words", "<u8", 2), ("kind", "<u2"), ("part", "<u2"), ("check", "<u4")])
-"""SESSION: number = first batch, words = (process index, process count). ROWS: number = count of parts, words = (first
-row, rows) of one run of rows; parts count from 0. BATCH: number = batch, words = digest of this process's rows."""
+"""SESSION: number = first batch, words = (process index, process count), part = format version. ROWS: number = count of
+parts, words = (first row, rows) of one run of rows; parts count from 0. BATCH: number = batch, words = digest of this
+process's rows."""
 SESSION, ROWS, BATCH = 1, 2, 3
+FORMAT = 1
+"""Of records and of the digest in them; a change of either is a new version, which starts with a new run."""
+_SAME_AS_FORMAT = (0, FORMAT)
+"""0: sessions begun before the version was recorded."""
 
 
 class Ledger:
@@ -43,7 +48,7 @@ class Ledger:
         with open(self._path, "ab") as stream:
             stream.truncate((int(good[-1]) + 1 if len(good) else 0) * RECORD.itemsize)
         self._rows = None
-        self._pending = [_record(SESSION, first_batch, self._process)]
+        self._pending = [_record(SESSION, first_batch, self._process, FORMAT)]
         self.flush()
         # Process 0 also answers for processes of an earlier, larger job.
         index, count = self._process
@@ -160,9 +165,19 @@ def spans_of(run_dir: Path, process: int) -> Iterator[Span]:
 
 
 def read_records(path: Path) -> tuple[np.ndarray, int]:
-    """The sound records of a ledger file ([n] RECORD), and how many torn or damaged ones it holds besides."""
+    """The sound records of a ledger file ([n] RECORD), and how many torn or damaged ones it holds besides.
+
+    Raises:
+        EctypeError: a session of another format version, whose digests can't be compared with today's.
+    """
     records = _file_records(path)
     sound = records["check"] == _check_words(records)
+    versions = records["part"][sound & (records["kind"] == SESSION)]
+    for version in versions[~np.isin(versions, _SAME_AS_FORMAT)]:
+        raise EctypeError(
+            f"ledger {path} has a session of format {version}", f"format {FORMAT}",
+            "use the Ectype that wrote it: what it consumed can't be compared with this version's digests",
+        )  # fmt: skip
     return records[sound], int((~sound).sum()) + bool(path.stat().st_size % RECORD.itemsize)
 
 

@@ -39,6 +39,8 @@ def looks_narrower(tokens: np.ndarray, vocab_size: int) -> bool:
     half = np.dtype(f"<u{tokens.dtype.itemsize // 2}") if tokens.dtype.itemsize > 1 else None
     if half is None or not len(tokens) or tokens.max() < vocab_size:
         return False
+    if half.itemsize == 1 and vocab_size > 256:
+        return False  # Any two bytes are ids of so large a space: that says nothing, and bytes would not hold its ids.
     halves = np.ascontiguousarray(tokens).view(half)
     return bool(halves.max() < vocab_size and np.count_nonzero(halves[1::2]) * 2 > len(tokens))
 

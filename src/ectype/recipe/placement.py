@@ -10,7 +10,7 @@ from ectype.recipe.spec import Positive, Section
 class Mesh(Section):
     """Devices along each axis; -1 takes what is left. `data` replicates parameters, `fsdp` shards them."""
 
-    data: int = -1
+    data: Positive | Literal[-1] = -1
     fsdp: Positive | Literal[-1] = 1
     tensor: Positive = 1
     context: Positive = 1

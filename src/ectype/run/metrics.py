@@ -78,15 +78,15 @@ def read_rows(run_dir: Path) -> dict[int, Row]:
 
 
 def read_metrics(run_dir: Path) -> TrainingLog:
-    """A run's own log as series, NaN where a row holds no number. Errors as for `read_rows`."""
+    """A run's own log as series, NaN where a row holds no number, None where none does. Errors as for `read_rows`."""
     rows = read_rows(run_dir)
 
-    def series(name: str) -> np.ndarray:
+    def numbers(name: str) -> np.ndarray:
         return np.array([_number(row.get(name)) for row in rows.values()], np.float64)
 
     return TrainingLog(
         steps=np.array(list(rows), np.int64),
-        loss=series("loss"),
+        loss=numbers("loss"),
         z_loss=series("z_loss"),
         grad_norm=series("grad_norm"),
         learning_rate=series("learning_rate"),
@@ -95,6 +95,9 @@ def read_metrics(run_dir: Path) -> TrainingLog:
 
 
 def seconds_of(run_dir: Path) -> float:
+    def series(name: str) -> np.ndarray | None:
+        return numbers(name) if any(name in row for row in rows.values()) else None
+
     """Seconds that the run's updates took. Errors as for `read_rows`."""
     return sum(row.get("step_seconds") or 0.0 for row in read_rows(run_dir).values())
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-EXIT_HUNG = 70
+from ectype.errors import EXIT_HUNG
 
 
 class Watchdog:
