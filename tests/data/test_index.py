@@ -277,6 +277,15 @@ def test_ids_outside_the_id_space_are_refused(tmp_path: Path) -> None:
         index_of([write_tokens(tmp_path / "a.npy", [5] * 30 + [1000] + [7] * 30)])
 
 
+def test_bytes_in_range_are_no_sign_of_bytes(tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(1000, 60_000, 400)
+    with pytest.raises(EctypeError, match="and the id space ends at 999"):
+        index_of([write_tokens(tmp_path / "a.npy", ids)])
+    narrow = np.random.default_rng(0).integers(1, 200, 400).astype(np.uint8).view(np.uint16)
+    with pytest.raises(EctypeError, match="pairs of uint8, read here as uint16"):
+        index_of([write_tokens(tmp_path / "b.npy", narrow)], vocab_size=200, dtype="uint16")
+
+
 def test_width_is_told_from_reference_files(tiny: Path, tiny_paths: list[Path]) -> None:
     wide = tiny / "tokens/format/tz-uint32.npy"
     with pytest.raises(EctypeError, match="halves of uint32"):
@@ -300,12 +309,3 @@ def test_true_widths_are_never_suspected() -> None:
         assert not looks_narrower(ids, vocab)
         assert looks_wider(ids.view(np.uint16))
         assert looks_narrower(generator.integers(1, 65_536, 4096).astype(np.uint16).view(np.uint32), vocab)
-def test_bytes_in_range_are_no_sign_of_bytes(tmp_path: Path) -> None:
-    ids = np.random.default_rng(0).integers(1000, 60_000, 400)
-    with pytest.raises(EctypeError, match="and the id space ends at 999"):
-        index_of([write_tokens(tmp_path / "a.npy", ids)])
-    narrow = np.random.default_rng(0).integers(1, 200, 400).astype(np.uint8).view(np.uint16)
-    with pytest.raises(EctypeError, match="pairs of uint8, read here as uint16"):
-        index_of([write_tokens(tmp_path / "b.npy", narrow)], vocab_size=200, dtype="uint16")
-
-

@@ -45,6 +45,10 @@ def audit_run(run_dir: Path, order: Order, checkpoint_step: int = 0, progress: P
         EctypeError: no ledger, or one whose files do not belong together.
     """
     processes, sessions = ledger_processes(run_dir), sessions_of(run_dir)
+    if not sessions:
+        raise EctypeError(
+            f"the ledger of {run_dir} records no start of the program", "at least one", "restore it from a copy"
+        )
     reads: list[_Read] = []
     wrong: list[tuple[int, int, np.ndarray, str]] = []
     ends = dict.fromkeys(range(sessions[-1].process_count), sessions[-1].first_batch)
@@ -77,10 +81,6 @@ def audit_run(run_dir: Path, order: Order, checkpoint_step: int = 0, progress: P
     return audit
 
 
-def _consecutive(span: Span) -> list[_Read]:
-    """The span's batches as runs of consecutive numbers."""
-    if not len(span.batches):
-        return []
 def record_audit(run_dir: Path, order: Order, fingerprint: str, progress: Progress = silent) -> AuditRecord:
     """Audit a run as far as its ledger and its newest checkpoint go, and leave the record in its folder.
 
@@ -95,6 +95,10 @@ def record_audit(run_dir: Path, order: Order, fingerprint: str, progress: Progre
     return record
 
 
+def _consecutive(span: Span) -> list[_Read]:
+    """The span's batches as runs of consecutive numbers."""
+    if not len(span.batches):
+        return []
     runs = np.split(span.batches, np.flatnonzero(np.diff(span.batches) != 1) + 1)
     return [_Read(span.process, int(run[0]), int(run[-1]) + 1, span.rows) for run in runs]
 

@@ -50,6 +50,17 @@ class MetricsFile:
             os.fsync(self._stream.fileno())
 
 
+def rows_after(run_dir: Path, step: int) -> list[Row]:
+    """Rows of updates after `step`, a last one that a crash tore left out; none without a file."""
+    path, rows = RunFolder(run_dir).metrics, []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return [row for row in rows if row["step"] > step]
+
+
 def read_rows(run_dir: Path) -> dict[int, Row]:
     """Step -> row, ascending. Of rows with one step number the last counts: earlier ones were rolled back.
 
@@ -84,6 +95,9 @@ def read_metrics(run_dir: Path) -> TrainingLog:
     def numbers(name: str) -> np.ndarray:
         return np.array([_number(row.get(name)) for row in rows.values()], np.float64)
 
+    def series(name: str) -> np.ndarray | None:
+        return numbers(name) if any(name in row for row in rows.values()) else None
+
     return TrainingLog(
         steps=np.array(list(rows), np.int64),
         loss=numbers("loss"),
@@ -95,9 +109,6 @@ def read_metrics(run_dir: Path) -> TrainingLog:
 
 
 def seconds_of(run_dir: Path) -> float:
-    def series(name: str) -> np.ndarray | None:
-        return numbers(name) if any(name in row for row in rows.values()) else None
-
     """Seconds that the run's updates took. Errors as for `read_rows`."""
     return sum(row.get("step_seconds") or 0.0 for row in read_rows(run_dir).values())
 
