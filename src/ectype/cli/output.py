@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from ectype.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED, EctypeError, Stopped
+from ectype.stopping import StopSignals, ignore_further_signals
 
 JSON_OPTION = typer.Option("--json", help="Print one JSON object on standard output.")
 REMAP_OPTION = typer.Option(
@@ -21,21 +22,20 @@ REMAP_OPTION = typer.Option(
 def verb(function: Callable[..., Any]) -> Callable[..., None]:
     """Run a verb and turn its end into an exit code: it returns one, or None for done.
 
-    `EctypeError` ends in exit 2 without a traceback, `Stopped` and Ctrl-C in 75.
+    `EctypeError` ends in exit 2 without a traceback, `Stopped`, Ctrl-C and SIGTERM in 75.
     """
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
-            code = function(*args, **kwargs)
+            with StopSignals() as signals, signals.at_once("interrupted; nothing half-written is left"):
+                code = function(*args, **kwargs)
         except EctypeError as error:
             _fail(error, bool(kwargs.get("json_output")))
             raise typer.Exit(EXIT_BAD_INPUT) from None
         except Stopped as stop:
+            ignore_further_signals()
             print(f"stopped: {stop}", file=sys.stderr)
-            raise typer.Exit(EXIT_STOPPED) from None
-        except KeyboardInterrupt:
-            print("stopped: interrupted; nothing half-written is left", file=sys.stderr)
             raise typer.Exit(EXIT_STOPPED) from None
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ectype.cli.output import JSON_OPTION, REMAP_OPTION, ProgressBar, emit, verb
+from ectype.cli.output import JSON_OPTION, REMAP_OPTION, ProgressBar, console, emit, verb
 
 WEIGHTS_OPTION = typer.Option(envvar="LOAD_PARAMETERS_PATH", help="Step-0 weights: checkpoint or Hugging Face folder.")
 ALLOW_OPTION = typer.Option("--allow-change", help="Recipe field that may differ from the run's; may repeat.")
@@ -39,14 +39,19 @@ def train(
     ] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Processes of the job.")] = None,
     process: Annotated[int | None, typer.Option(min=0, help="This process's number.")] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="STEPS", help="Write an XProf trace of these steps, as 10-12, to RUN/profile.")
+    ] = None,
     allow_change: Annotated[list[str] | None, ALLOW_OPTION] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Also log to TensorBoard here (extra `track`).")] = None,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Train a recipe into a run folder, or resume it. Example: ectype train toy-calm --run runs/calm"""
     from ectype.recipe.load import load_placement, load_recipe, with_inputs
+    from ectype.run.goodput import read_goodput
     from ectype.train.distributed import join
     from ectype.train.loop import train_run
+    from ectype.train.profile import parse_profiled_steps
     from ectype.train.sharding import prepare_devices
 
     given: dict[str, str | None] = {} if index is None else {"index": index}
@@ -67,10 +72,37 @@ def train(
 
         result = train_run(
             spec, where, run, until=until, from_step=from_step, allowed=allow_change or (), progress=bar, watch=watch,
+            profile=None if profile is None else parse_profiled_steps(profile),
             warn=lambda text: print(f"warning: {text}", file=sys.stderr),
         )  # fmt: skip
-    record = {"run": str(run), "step": result.step, "last": result.last}
-    emit(record, json_output, lambda: print(f"{run}: {result.step} of {spec.duration_steps} updates done"))
+    whole, sessions = read_goodput(run)
+    record = {
+        "run": str(run), "step": result.step, "last": result.last,
+        "goodput": {"run": whole.record(), "session": sessions[-1].goodput.record()},
+    }  # fmt: skip
+
+    def show() -> None:
+        print(f"{run}: {result.step} of {spec.duration_steps} updates done")
+        _show_goodput(whole, sessions[-1].goodput)
+
+    emit(record, json_output, show)
+
+
+def _show_goodput(whole: Any, session: Any) -> None:
+    """A small table of where the seconds went."""
+    from ectype.cli.evaluate import plain_table
+
+    table = plain_table("seconds", "this session", "whole run", numbers_from=1)
+    ours, all_of_it = session.record(), whole.record()
+    for name in ours:
+        if name.endswith("_seconds"):
+            label = name.removesuffix("_seconds").replace("_", " ")
+            if name == "lost_seconds":
+                label = f"lost ({all_of_it['lost_steps']} updates done again)"
+            table.add_row(label, f"{ours[name]:,.1f}", f"{all_of_it[name]:,.1f}")
+    shares = [f"{one.fraction:.1%}" if one.fraction is not None else "none" for one in (session, whole)]
+    table.add_row("goodput", *shares)
+    console().print(table)
 
 
 @contextmanager

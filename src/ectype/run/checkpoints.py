@@ -4,6 +4,7 @@ A checkpoint appears by one rename when all of it is written, and its descriptio
 right name that holds a description is complete, and nothing else is.
 """
 
+import re
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from ectype.run.paths import RunFolder
 WEIGHTS_ITEM, OPTIMIZER_ITEM, META_ITEM = "weights", "optimizer", "ectype"
 """Parts of a checkpoint: the parameter tree; moments, counters and history; the description."""
 _ARCHIVE = "rolled-back-"
+_DELETING = ".deleting"
+_LEFTOVER = re.compile(r"\d{8,}\.(orbax-checkpoint-tmp(-\d+)?|deleting)")
+"""Names under which only a save, by Orbax, and `delete` work."""
 
 
 def description_file(checkpoint: Path) -> Path:
@@ -56,9 +60,34 @@ def find_checkpoint(path: Path, step: int | None = None) -> Path:
     return RunFolder(path).checkpoint(steps[-1] if step is None else step)
 
 
+def damaged_folders(run_dir: Path) -> list[Path]:
+    """Folders with the name of a checkpoint that are none: each was complete once, since a save ends in a rename."""
+    run = RunFolder(run_dir)
+    children = sorted(run.checkpoints.iterdir()) if run.checkpoints.is_dir() else []
+    return [
+        child
+        for child in children
+        if child.name.isascii() and child.name.isdigit() and child == run.checkpoint(int(child.name))
+        and not is_checkpoint(child)
+    ]  # fmt: skip
+
+
 def delete(run_dir: Path, step: int) -> None:
-    """Delete the checkpoint of `step`."""
-    shutil.rmtree(RunFolder(run_dir).checkpoint(step))
+    """Delete the checkpoint of `step`. Killed half-way, it leaves no folder that looks complete."""
+    path = RunFolder(run_dir).checkpoint(step)
+    doomed = path.with_name(path.name + _DELETING)
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def remove_leftovers(run_dir: Path) -> list[Path]:
+    """Delete what saves and deletions of this run left when they were killed, and nothing else; returns it."""
+    folder = RunFolder(run_dir).checkpoints
+    children = sorted(folder.iterdir()) if folder.is_dir() else []
+    found = [child for child in children if _LEFTOVER.fullmatch(child.name)]
+    for path in found:
+        shutil.rmtree(path)
+    return found
 
 
 def roll_back(run_dir: Path, step: int) -> None:

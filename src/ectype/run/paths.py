@@ -30,6 +30,16 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def goodput(self) -> Path:
+        """What took time besides updates, one JSON line each."""
+        return self.path / "goodput.jsonl"
+
+    @property
+    def profile(self) -> Path:
+        """Traces of `ectype train --profile`, for XProf."""
+        return self.path / "profile"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of all checkpoints."""
         return self.path / "checkpoints"
@@ -49,7 +59,8 @@ class RunFolder:
 
     def ledger_processes(self) -> list[int]:
         """Processes that have a ledger file, ascending."""
-        return sorted(int(path.stem.removeprefix("process-")) for path in self.ledger.glob("process-?????.ledger"))
+        found = self.ledger.glob(f"process-{'[0-9]' * 5}.ledger")
+        return sorted(int(path.stem.removeprefix("process-")) for path in found)
 
     def evaluation(self, step: int) -> Path:
         """The evaluation of one landmark."""

@@ -3,7 +3,9 @@
 A directory `checkpoints/<step>` exists only when it is complete: Orbax writes beside it and renames at the end.
 """
 
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from ectype.errors import DamagedCheckpointError, EctypeError
+from ectype.errors import DamagedCheckpointError, EctypeError, Stopped
 from ectype.recipe.placement import Checkpoints
 from ectype.recipe.spec import Recipe
 from ectype.run.checkpoints import META_ITEM, OPTIMIZER_ITEM, WEIGHTS_ITEM, delete, finished_steps
@@ -61,25 +63,44 @@ class Saver:
             OPTIMIZER_ITEM: ocp.args.StandardSave(optimizer_tree(state.optimizer, state.step)),
             META_ITEM: ocp.args.JsonSave(description),
         }
-        self._checkpointer.save(path.absolute(), args=ocp.args.Composite(**items))
+        with self._named_failures():
+            self._checkpointer.save(path.absolute(), args=ocp.args.Composite(**items))
+
+    def check(self) -> None:
+        """Raise EctypeError when the save in the background has already failed; never waits."""
+        with self._named_failures():
+            self._checkpointer.check_for_errors()
 
     def wait(self) -> None:
-        """Wait for the save under way, then delete what the policy no longer keeps."""
-        try:
+        """Wait for the save under way, then delete what the policy no longer keeps.
+
+        Raises:
+            EctypeError: it failed.
+        """
+        with self._named_failures():
             self._checkpointer.wait_until_finished()
-            self._checkpointer.check_for_errors()
-        except Exception as error:
-            raise EctypeError(
-                f"a checkpoint could not be written: {error}", f"a writable {self._run_dir} with free space",
-                "free space, then run the same command: the last complete checkpoint is intact",
-            ) from error  # fmt: skip
         if jax.process_index() == 0:
             self._retain()
 
-    def close(self) -> None:
-        """Finish the save under way and end the background threads."""
-        self.wait()
-        self._checkpointer.close()
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Finish the save under way and end the background threads. An error that is on its way out goes first."""
+        try:
+            self.wait()
+        except EctypeError:
+            if kind is None or issubclass(kind, Stopped):
+                raise
+        finally:
+            self._checkpointer.close()
+
+    @contextmanager
+    def _named_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise unwritable(self._run_dir, f"a checkpoint could not be written: {error}") from error
 
     def _retain(self) -> None:
         steps = finished_steps(self._run_dir)
@@ -87,6 +108,15 @@ class Saver:
             permanent = self._policy.permanent_every_steps
             if step not in self._recipe.landmarks and not (permanent and step % permanent == 0):
                 delete(self._run_dir, step)
+
+
+def unwritable(run_dir: Path, what: str) -> EctypeError:
+    """The error of a run whose folder takes no more data: what failed, where, and how much room there is."""
+    free = shutil.disk_usage(run_dir).free
+    return EctypeError(
+        f"{what}; {run_dir} has {free:,} bytes free", "a writable run folder with room for another checkpoint",
+        "free space, then run the same command: the last complete checkpoint is intact",
+    )  # fmt: skip
 
 
 def restore(run_dir: Path, step: int, recipe: Recipe, mesh: Mesh) -> tuple[TrainState, dict[str, Any]]:
@@ -146,7 +176,12 @@ def restore_newest(
             return restore(run_dir, step, recipe, mesh)
         except DamagedCheckpointError as error:
             warn(f"skipped a damaged checkpoint: {error.found}")
-    raise EctypeError(
-        f"{run_dir}: none of its checkpoints can be read: steps {sorted(steps)}", "at least one that is whole",
+    raise none_readable(run_dir, sorted(steps))
+
+
+def none_readable(run_dir: Path, found: Sequence[Any]) -> EctypeError:
+    """The error of a run that has checkpoints, of which none can be read: it is never begun anew."""
+    return EctypeError(
+        f"{run_dir}: none of its checkpoints can be read: {', '.join(map(str, found))}", "at least one that is whole",
         "restore the folder from a copy, or begin anew in another --run folder",
     )  # fmt: skip

@@ -1,11 +1,12 @@
 """The training loop: load, step, record, save. Everything it computes lies in `step`; this file only drives it."""
 
-import signal
+import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +22,28 @@ from ectype.data.loader import Batch, open_loader
 from ectype.data.rows import process_rows
 from ectype.data.tokenindex import TokenIndex
 from ectype.errors import EctypeError, Stopped
-from ectype.model.flops import flops_per_token
 from ectype.model.parameters import init_parameters
 from ectype.progress import Progress, silent
-from ectype.recipe.chips import load_chip
 from ectype.recipe.load import parse_remap, recipe_hash
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe
-from ectype.run.checkpoints import finished_steps, roll_back
-from ectype.run.metrics import MetricsFile, Row
+from ectype.run.checkpoints import damaged_folders, finished_steps, remove_leftovers, roll_back
+from ectype.run.goodput import End, GoodputLog
+from ectype.run.metrics import MetricsFile, Row, rows_after
+from ectype.run.paths import RunFolder
+from ectype.stopping import StopSignals
 from ectype.train import checkpoint, distributed, run_folder
 from ectype.train.agreement import agreed_index
+from ectype.train.measurement import open_meter
+from ectype.train.profile import ProfiledSteps, Tracer
 from ectype.train.schedule import learning_rate
 from ectype.train.sharding import BATCH_AXES, check_batch, make_mesh, prepare_devices
 from ectype.train.state import TrainState, fresh_state, perturbed
-from ectype.train.step import DeviceBatch, Metrics, build_train_step
+from ectype.train.step import DeviceBatch, build_train_step
 from ectype.train.watchdog import Watchdog
 from ectype.weights.load import load_any_weights
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,8 @@ class Job:
     perturb: tuple[float, int] | None
     watchdog: Watchdog
     watchers: Watchers
+    signals: StopSignals
+    goodput: GoodputLog
 
     @property
     def batch_sharding(self) -> NamedSharding:
@@ -86,6 +94,7 @@ def train_run(
     from_step: int | None = None,
     perturb: tuple[float, int] | None = None,
     allowed: Sequence[str] = (),
+    profile: ProfiledSteps | None = None,
     progress: Progress = silent,
     watch: Callable[[Row], None] = lambda row: None,
     warn: Callable[[str], None] = lambda text: None,
@@ -99,70 +108,113 @@ def train_run(
         from_step: roll back to the checkpoint of this step first; later ones are archived.
         perturb: (scale, seed) of a relative change to the step-0 weights; makes a twin.
         allowed: dotted recipe fields that may differ from those the run began with.
+        profile: updates to write an XProf trace of.
         watch: called with each update's row of metrics.
         warn: told in words of what was skipped or mended.
 
     Raises:
         EctypeError: inputs that do not fit, or a folder that belongs to another run.
-        Stopped: SIGTERM or SIGINT came; the state is saved.
+        Stopped: SIGTERM or SIGINT came; the state is saved, or nothing was trained yet.
     """
+    with StopSignals() as signals, ExitStack() as held:
+        with signals.at_once(f"{run_dir} is as it was before"):
+            watchers = Watchers(progress, watch, warn)
+            job = _open_job(recipe, placement, run_dir, perturb, allowed, from_step, watchers, signals, held)
+        end = recipe.duration_steps if until is None else min(until, recipe.duration_steps)
+        try:
+            return _session(job, end, profile)
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                what = f"{error.filename or 'a record'}: {error.strerror}"
+                raise checkpoint.unwritable(run_dir, what) from error
+            raise
+
+
+def _open_job(
+    recipe: Recipe, placement: Placement, run_dir: Path, perturb: tuple[float, int] | None, allowed: Sequence[str],
+    from_step: int | None, watchers: Watchers, signals: StopSignals, held: ExitStack,
+) -> Job:  # fmt: skip
+    """Devices, index and run folder, before anything is trained; `held` keeps the folder locked and watched."""
     prepare_devices(placement)
     mesh = make_mesh(placement)
     check_batch(recipe.data, mesh, placement)
     if recipe.inputs.index is None:
         raise EctypeError("the recipe names no index", "inputs.index", "give --index FILE")
+    first = jax.process_index() == 0
+    goodput = GoodputLog(run_dir, writes=first)
     watchdog = Watchdog(placement.phase_limit_seconds, jax.process_index(), jax.process_count())
-    with watchdog.running():
-        load = partial(load_index, prefixes=parse_remap(recipe.inputs.remap), progress=progress)
-        index = agreed_index(partial(load, recipe.inputs.index, recipe.data, recipe.model.vocab_size))
-        rows = process_rows(NamedSharding(mesh, PartitionSpec(BATCH_AXES)), recipe.data.global_batch_windows)
-        watchers = Watchers(progress, watch, warn)
-        job = Job(recipe, placement, run_dir, mesh, index, rows, perturb, watchdog, watchers)
-        with run_folder.locked(run_dir) if jax.process_index() == 0 else nullcontext():
-            if jax.process_index() == 0:
-                run_folder.open_run(run_dir, recipe, placement, index, perturb, allowed)
-                if from_step is not None:
-                    roll_back(run_dir, from_step)
-            distributed.meet("the run folder is open")
-            end = recipe.duration_steps if until is None else min(until, recipe.duration_steps)
-            return _session(job, end)
+    held.enter_context(watchdog.running())
+    load = partial(load_index, prefixes=parse_remap(recipe.inputs.remap), progress=watchers.progress)
+    index = agreed_index(partial(load, recipe.inputs.index, recipe.data, recipe.model.vocab_size))
+    rows = process_rows(NamedSharding(mesh, PartitionSpec(BATCH_AXES)), recipe.data.global_batch_windows)
+    if first:
+        held.enter_context(run_folder.locked(run_dir))
+        run_folder.open_run(run_dir, recipe, placement, index, perturb, allowed)
+        for path in remove_leftovers(run_dir):
+            watchers.warn(f"deleted what a killed save had left: {path}")
+        if from_step is not None:
+            roll_back(run_dir, from_step)
+    distributed.meet("the run folder is open")
+    return Job(recipe, placement, run_dir, mesh, index, rows, perturb, watchdog, watchers, signals, goodput)
 
 
-def _session(job: Job, end: int) -> Result:
+def _session(job: Job, end: int, profile: ProfiledSteps | None) -> Result:
     """Restore or begin, train to `end`, and finish the saves under way."""
-    if job.placement.compilation_cache is not None:
-        jax.config.update("jax_compilation_cache_dir", job.placement.compilation_cache)
-    saver = checkpoint.Saver(job.run_dir, job.recipe, job.placement.checkpoints)
-    try:
-        state, start = _begin(job, saver)
+    _use_compilation_cache(job.placement)
+    start_seconds, began = job.goodput.age_seconds, time.perf_counter()
+    with checkpoint.Saver(job.run_dir, job.recipe, job.placement.checkpoints) as saver:
+        with job.signals.at_once(f"{job.run_dir} is as it was before"):
+            state, start = _begin(job)
+        if profile is not None:
+            profile.check(start, end)
         if jax.process_index() == 0:
             run_folder.record_session(job.run_dir, start, job.mesh.size, jax.process_count())
+        job.goodput.begin(start)
+        job.goodput.add("start", start_seconds)
+        job.goodput.add("restore", time.perf_counter() - began)
         distributed.meet("the session is recorded")
-        with _signals() as stopping:
-            result = _train(job, state, start, end, saver, stopping)
-        job.watchdog.phase("finishing the last save")
-        saver.wait()
-        if result.step < end:
-            raise Stopped(f"saved at step {result.step} of {end} in {job.run_dir}; the same command resumes")
-        return result
-    finally:
-        saver.close()
+        ended: End = "failed"
+        try:
+            if start == 0 and 0 in job.recipe.landmarks:
+                with job.goodput.spending("save_stall"):
+                    saver.save(state, 0, _meta(job, 0, np.zeros(2, np.uint64)))
+            result = _train(job, state, start, end, saver, Tracer(RunFolder(job.run_dir).profile, profile))
+            job.watchdog.phase("finishing the last save")
+            with job.goodput.spending("save_stall"):
+                saver.wait()
+            ended = "done" if result.step == end else "stopped"
+        except Stopped:
+            ended = "stopped"
+            raise
+        finally:
+            job.goodput.end(ended)
+    if result.step < end:
+        raise Stopped(f"saved at step {result.step} of {end} in {job.run_dir}; the same command resumes")
+    return result
 
 
-def _begin(job: Job, saver: checkpoint.Saver) -> tuple[TrainState, int]:
-    """The newest readable checkpoint's state, or the step-0 weights, saved as landmark 0 where the recipe has one."""
-    steps = finished_steps(job.run_dir)
+def _use_compilation_cache(placement: Placement) -> None:
+    if placement.compilation_cache is not None:
+        jax.config.update("jax_compilation_cache_dir", placement.compilation_cache)
+        # By default only what took a second to compile is kept; a start also compiles much that takes less.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def _begin(job: Job) -> tuple[TrainState, int]:
+    """The newest readable checkpoint's state and step, or the step-0 weights of a run that has no checkpoint."""
+    steps, damaged = finished_steps(job.run_dir), damaged_folders(job.run_dir)
+    for path in damaged:
+        job.watchers.warn(f"skipped a damaged checkpoint: {path} is not complete")
     newest = distributed.from_first_process(max(steps, default=None))
     if newest is not None:
         job.watchdog.phase(f"restoring step {newest}")
         state, meta = checkpoint.restore_newest(job.run_dir, steps, job.recipe, job.mesh, job.watchers.warn)
         run_folder.check_description(job.run_dir, meta, job.recipe, job.index)
         return state, meta["step"]
+    if damaged:
+        raise checkpoint.none_readable(job.run_dir, [path.name for path in damaged])
     job.watchdog.phase("loading step-0 weights")
-    state = fresh_state(_initial_weights(job), job.recipe, job.mesh)
-    if 0 in job.recipe.landmarks:
-        saver.save(state, 0, _meta(job, 0, np.zeros(2, np.uint64)))
-    return state, 0
+    return fresh_state(_initial_weights(job), job.recipe, job.mesh), 0
 
 
 def _initial_weights(job: Job) -> Any:
@@ -177,45 +229,77 @@ def _initial_weights(job: Job) -> Any:
     return params if job.perturb is None else perturbed(params, *job.perturb)
 
 
-def _train(
-    job: Job, state: TrainState, start: int, end: int, saver: checkpoint.Saver, stopping: Callable[[], bool]
-) -> Result:
+def _train(job: Job, state: TrainState, start: int, end: int, saver: checkpoint.Saver, tracer: Tracer) -> Result:
     """Updates `start` + 1 to `end`, or as far as a signal lets it come; the last one is saved."""
-    step_function = _compiled_step(job.recipe, job.placement, job.mesh)  # pyright: ignore[reportArgumentType] - frozen
+    if start >= end:
+        return Result(start, None)
     ledger = Ledger(job.run_dir, jax.process_index(), jax.process_count())
     ledger.begin(start)
+    _record_lost(job, start)
     loader, row, step, stall = job.placement.loader, None, start, 0.0
+    meter = open_meter(job.recipe, job.placement, job.mesh.size)
     place = partial(jax.make_array_from_process_local_data, job.batch_sharding)
     flags = {stop: place(np.full(len(job.rows), stop)) for stop in (False, True)}
     with (
         MetricsFile(job.run_dir, start, writes=jax.process_index() == 0) as metrics_file,
+        closing(tracer),
         open_loader(
             job.index, job.recipe.data, first_batch=start, end_batch=end, rows=job.rows,
             workers=loader.workers, prefetch=loader.prefetch_batches,
             place=partial(_on_devices, place=place, stop=flags[False]),
         ) as batches,
     ):  # fmt: skip
-        for step in range(start + 1, end + 1):
-            job.watchdog.phase(f"waiting for the data of step {step}")
-            batch = next(batches)
-            job.watchdog.phase(f"compiling, then step {step}" if step == start + 1 else f"step {step}")
+        first, step_function = _first_batch_and_program(job, state, batches, saver)
+        for step, batch in enumerate(chain([first], batches), start + 1):
+            job.watchdog.phase(f"step {step}")
+            tracer.before(step)
             began = time.perf_counter()
             rate = learning_rate(job.recipe.schedule, step)
             # The batch came to the devices ahead of time; whether to stop is asked as late as can be.
-            placed = replace(batch.placed, stop=flags[stopping()])
+            placed = replace(batch.placed, stop=flags[job.signals.asked])
             state, metrics = step_function(state, placed, np.float32(rate))
             values = jax.device_get(metrics)
-            row = _row(job, step, rate, values, batch, time.perf_counter() - began, stall)
+            row = meter.row(step, rate, values, batch, time.perf_counter() - began, stall)
+            tracer.after(step)
             ledger.append(batch.batch_number, job.rows, batch.window_ids)
             metrics_file.write(row)
+            job.goodput.updated(row["step_seconds"])
             job.watchers.row(row)
             job.watchers.progress("train", step, end)
             stall = 0.0
             if saver.is_due(step) or step == end or values.stop:
                 stall = _save(job, saver, state, step, ledger, metrics_file)
+            else:
+                saver.check()
             if values.stop:
                 break
+            job.watchdog.phase(f"waiting for the data of step {step + 1}")
     return Result(step, row)
+
+
+def _record_lost(job: Job, start: int) -> None:
+    """Seconds of the updates after `start` that an earlier session took and whose state was never saved."""
+    lost = [row for row in rows_after(job.run_dir, start) if "step_seconds" in row]
+    if lost:
+        job.goodput.lost(sum(row["step_seconds"] for row in lost), len(lost))
+
+
+def _first_batch_and_program(
+    job: Job, state: TrainState, batches: Iterator[Batch], saver: checkpoint.Saver
+) -> tuple[Batch, Callable[..., Any]]:
+    """What the first update needs; the step is compiled apart from its first call, and so kept out of its time.
+
+    Nothing was trained yet, so a signal ends the session at once.
+    """
+    words = f"before the first update of this session; {job.run_dir} loses nothing"
+    with job.signals.at_once(words, finish=saver.wait):
+        job.watchdog.phase("waiting for the first batch")
+        batch = next(batches)
+        job.watchdog.phase("compiling")
+        step_function = _jitted_step(job.recipe, job.placement, job.mesh)  # pyright: ignore[reportArgumentType] - frozen
+        with job.goodput.spending("compile"):
+            step_function.lower(state, batch.placed, np.float32(0)).compile()
+    return batch, step_function
 
 
 def _save(
@@ -227,11 +311,13 @@ def _save(
     ledger.flush()
     metrics_file.sync()
     saver.save(state, step, _meta(job, step, distributed.sum_over_processes(ledger.digest)))
-    return time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    job.goodput.add("save_stall", seconds)
+    return seconds
 
 
 @lru_cache(maxsize=4)
-def _compiled_step(recipe: Recipe, placement: Placement, mesh: Mesh) -> Callable[..., tuple[TrainState, Metrics]]:
+def _jitted_step(recipe: Recipe, placement: Placement, mesh: Mesh) -> Any:
     """The jitted step; a second session of one process, as a twin's, compiles nothing anew."""
     return jax.jit(build_train_step(recipe, placement, mesh), donate_argnums=0)
 
@@ -242,36 +328,6 @@ def _on_devices(batch: Batch, place: Callable[[np.ndarray], jax.Array], stop: ja
     return DeviceBatch(place(batch.tokens), place(batch.keep), stop, *optional)
 
 
-def _row(job: Job, step: int, rate: float, metrics: Metrics, batch: Batch, step_seconds: float, stall: float) -> Row:
-    """One line of metrics, of values on the host. `stall` is what the save before this update took from the loop."""
-    recipe = job.recipe
-    tokens = recipe.data.global_batch_tokens
-    seconds = step_seconds + batch.wait_seconds
-    per_device = tokens / seconds / job.mesh.size
-    exact, causal = (
-        flops_per_token(recipe.model, recipe.data.sequence_length_tokens, full_causal=full) * per_device
-        for full in (False, True)
-    )
-    peak = None if job.placement.chip is None else load_chip(job.placement.chip).peak_flops_per_device
-    return {
-        "step": step,
-        "loss": metrics.loss.item(),
-        "z_loss": metrics.z_loss.item(),
-        "grad_norm": metrics.grad_norm.item(),
-        "learning_rate": rate,
-        "skipped": metrics.skipped.item(),
-        "loss_tokens": int(metrics.loss_tokens),
-        "tokens_seen": step * tokens,
-        "step_seconds": seconds,
-        "data_wait_seconds": batch.wait_seconds,
-        "save_stall_seconds": stall,
-        "tokens_per_second": tokens / seconds,
-        "model_tflops_per_device": exact / 1e12,
-        "mfu": None if peak is None else exact / peak,
-        "mfu_full_causal": None if peak is None else causal / peak,
-    }
-
-
 def _meta(job: Job, step: int, ledger_digest: np.ndarray) -> dict[str, Any]:
     return {
         "recipe_hash": recipe_hash(job.recipe),
@@ -279,18 +335,3 @@ def _meta(job: Job, step: int, ledger_digest: np.ndarray) -> dict[str, Any]:
         "index_fingerprint": job.index.fingerprint,
         "ledger_digest": hexadecimal(ledger_digest),
     }
-
-
-@contextmanager
-def _signals() -> Iterator[Callable[[], bool]]:
-    """Within it, SIGTERM and SIGINT ask the loop to save and stop; the yielded call tells whether one came."""
-    came: list[int] = []
-    old = {
-        number: signal.signal(number, lambda number, _: came.append(number))
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        yield lambda: bool(came)
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

@@ -28,7 +28,7 @@ from ectype.run.manifest import (
     read_manifest,
     write_manifest,
 )
-from ectype.run.paths import LOCK_NAME, RunFolder
+from ectype.run.paths import RunFolder
 
 _RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "orbax-checkpoint", "grain", "numpy")
 
@@ -72,7 +72,7 @@ def open_run(
         created, sessions, earlier = stored.created, stored.sessions, stored.earlier_recipe_hashes
         if stored.recipe_hash not in (now, *earlier):
             earlier = (*earlier, stored.recipe_hash)
-    elif any(path.name != LOCK_NAME for path in run_dir.iterdir()):
+    elif any(not _may_precede_manifest(path) for path in run_dir.iterdir()):
         raise EctypeError(
             f"{run_dir} holds files but no {run.manifest.name}",
             "an empty or new folder, or a run's",
@@ -91,6 +91,13 @@ def open_run(
     )
     write_bytes_atomic(run.recipe, to_yaml(recipe).encode())
     write_manifest(run_dir, manifest)
+
+
+def _may_precede_manifest(path: Path) -> bool:
+    """Whether a start that was killed while it opened the run may have left this file."""
+    run = RunFolder(path.parent)
+    unfinished = tuple(f".{whole.name}." for whole in (run.recipe, run.manifest))
+    return path in (run.recipe, run.lock) or path.name.startswith(unfinished)
 
 
 def check_description(run_dir: Path, meta: dict[str, Any], recipe: Recipe, index: TokenIndex) -> None:

@@ -1,0 +1,109 @@
+"""SIGTERM and SIGINT: the program ends at once where nothing can be lost, else at the next safe point; exit code 75."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ectype.errors import EXIT_STOPPED, Stopped
+
+GRACE_SECONDS = 5.0
+"""How long a library's call, as a compilation, may keep a program from ending that ends at once."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class _EndedAtOnceError(BaseException):
+    """Raised in the main thread by a signal. No library takes it for an error of its own."""
+
+
+class StopSignals:
+    """Takes both signals over within `with`. The first one is remembered; later ones change nothing.
+
+    Use it in the main thread. Blocks may nest: the inner one has the signals while it lasts.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        """Whether a signal came."""
+        self._words: str | None = None
+        """Said at the end of a program that ends at once; None where it must go on to a safe point."""
+        self._finish: Callable[[], None] = lambda: None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stop-signals", daemon=True)
+
+    def __enter__(self) -> "StopSignals":
+        self._old_handlers = {number: signal.signal(number, self._came) for number in _SIGNALS}
+        # Python runs a handler only between two bytecodes of the main thread, which a long call never reaches. The
+        # bytes that the interpreter writes here come at once.
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._old_descriptor = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        signal.set_wakeup_fd(self._old_descriptor)
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
+        os.close(self._writer)
+        self._thread.join()
+        os.close(self._reader)
+
+    @contextmanager
+    def at_once(self, words: str, finish: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Within it nothing can be lost: a signal, one that came before included, ends the block.
+
+        Args:
+            words: say why nothing is lost.
+            finish: awaits background work that must not be cut off, should a library's call not come back in
+                `GRACE_SECONDS` and the process have to be ended from outside the main thread.
+
+        Raises:
+            Stopped: a signal came.
+        """
+        self._finish = finish
+        try:
+            self._words = words
+            if self.asked:
+                raise _EndedAtOnceError
+            yield
+            self._words = None
+        except _EndedAtOnceError:
+            raise Stopped(words) from None
+        finally:
+            self._words = None
+        # A signal's exception may have been lost in a callback that ignores all of them.
+        if self.asked:
+            raise Stopped(words)
+
+    def _came(self, number: int, frame: Any) -> None:
+        first, self.asked = not self.asked, True
+        if first and self._words is not None:
+            raise _EndedAtOnceError
+
+    def _watch(self) -> None:
+        while (byte := os.read(self._reader, 1)) and not self._ended.is_set():
+            deadline = time.monotonic() + GRACE_SECONDS
+            while byte[0] in _SIGNALS and (words := self._words) is not None:
+                if self._ended.wait(0.05):
+                    return
+                if time.monotonic() > deadline:
+                    self._end_from_here(words)
+
+    def _end_from_here(self, words: str) -> None:
+        try:
+            self._finish()
+        finally:
+            print(f"stopped: {words}", file=sys.stderr, flush=True)
+            os._exit(EXIT_STOPPED)
+
+
+def ignore_further_signals() -> None:
+    """For a program that has stopped and only has to end: a second signal does not change its exit code."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
