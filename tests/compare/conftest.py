@@ -79,7 +79,7 @@ def copy(tmp_path: Path, reference: Reference, records: Path, imported: Imported
 
 def write_run(run: Path, final_weights: int, imported: Imported) -> None:
     (run / "checkpoints").mkdir(parents=True)
-    changes = ["landmarks=[0,640]", "evaluation.bootstrap_samples=300", "evaluation.batch_windows=8"]
+    changes = ["landmarks=[0,640]", "evaluation.bootstrap_samples=300"]
     (run / "recipe.yaml").write_text(to_yaml(load_recipe("toy-calm", changes)))
     for step, weights in ((0, 0), (640, final_weights)):
         (run / "checkpoints" / f"{step:08d}").symlink_to(imported(weights), target_is_directory=True)

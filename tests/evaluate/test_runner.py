@@ -12,9 +12,18 @@ import safetensors.numpy
 from ectype.errors import EctypeError
 from ectype.evaluate.held_out import load_held_out
 from ectype.evaluate.record import read_evaluation
-from ectype.evaluate.runner import Settings, evaluate_landmark, evaluate_run, find_landmarks, weights_sha256
+from ectype.evaluate.runner import (
+    Settings,
+    default_settings,
+    evaluate_landmark,
+    evaluate_run,
+    find_landmarks,
+    weights_sha256,
+)
 from ectype.recipe.load import load_recipe
+from ectype.recipe.placement import Placement
 from ectype.recipe.reference import HeldOut, LandmarkWeights, Reference, load_reference
+from ectype.run.manifest import Manifest, write_manifest
 from ectype.run.paths import RunFolder
 
 FEW = Settings(batch_windows=4)
@@ -94,6 +103,12 @@ def test_a_record_is_reused_until_its_inputs_change(
     assert (third := written(tiny_text(reference, tmp_path, windows=4))) > second
     RunFolder(copy_run).evaluation(80).write_text("{")
     assert written(tiny_text(reference, tmp_path, windows=4)) > third
+
+
+def test_the_batch_size_is_the_runs_placements(copy_run: Path, make_manifest: Callable[..., Manifest]) -> None:
+    assert default_settings(copy_run) == Settings()
+    write_manifest(copy_run, make_manifest(placement=Placement(name="small", evaluation_batch_windows=3)))
+    assert default_settings(copy_run) == Settings(batch_windows=3, compute_dtype="float32")
 
 
 def test_results_do_not_depend_on_the_batch_size(reference: Reference, tmp_path: Path) -> None:

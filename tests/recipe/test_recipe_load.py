@@ -124,7 +124,7 @@ def test_the_hash_changes_with_every_computed_field(key: str) -> None:
         ("inputs.weights", None),
         ("inputs.padded_rows", None),
         ("inputs.reference", None),
-        ("evaluation.batch_windows", 3),
+        ("evaluation.bootstrap_samples", 3),
     ],
 )
 def test_the_hash_does_not_change_with_names_paths_or_what_is_only_looked_at(key: str, value: Any) -> None:

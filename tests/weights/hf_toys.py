@@ -1,4 +1,4 @@
-"""Small Hugging Face folders, written with the safetensors library and not with the code under test."""
+"""Small checkpoints, and Hugging Face folders that the safetensors library writes, not the code under test."""
 
 import json
 from collections.abc import Mapping
@@ -7,10 +7,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import orbax.checkpoint as ocp
 import safetensors
 from safetensors.numpy import save_file
 
 from ectype.recipe.spec import Model
+from ectype.run.checkpoints import META_ITEM, WEIGHTS_ITEM
+from ectype.weights.checkpoint import save_arguments
 
 NAMES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 OLMO3 = {
@@ -95,3 +98,11 @@ def read_all(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     for path in sorted(folder.glob("*.safetensors")):
         found |= read_file(path)
     return found
+
+
+def save_weights(path: Path, params: Any, meta: Mapping[str, Any]) -> None:
+    """A checkpoint of just these leaves and this description, whether or not they belong together."""
+    weights = ocp.args.StandardSave(params, save_args=save_arguments(params))
+    items = ocp.args.Composite(**{WEIGHTS_ITEM: weights, META_ITEM: ocp.args.JsonSave(dict(meta))})
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(path.absolute(), args=items)

@@ -12,12 +12,22 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from hf_toys import OLMO3, olmo_model, olmo_shapes, random_tensors, read_all, read_file, write_file, write_folder
+from hf_toys import (
+    OLMO3,
+    olmo_model,
+    olmo_shapes,
+    random_tensors,
+    read_all,
+    read_file,
+    save_weights,
+    write_file,
+    write_folder,
+)
 
 from ectype.errors import EctypeError
 from ectype.recipe.spec import Model
 from ectype.weights import store
-from ectype.weights.checkpoint import describe, load_weights, read_meta, save_weights
+from ectype.weights.checkpoint import describe, load_weights, read_meta
 from ectype.weights.hf_export import export_weights
 from ectype.weights.hf_import import import_weights
 from ectype.weights.mapping import olmo_core_tensors

@@ -11,7 +11,7 @@ from ectype.cli.output import JSON_OPTION, ProgressBar, console, emit, verb
 LANDMARK_OPTION = typer.Option("--landmark", help="A step to evaluate; may repeat. Default: all that are there.")
 REFERENCE_OPTION = typer.Option("--reference", help="Folder with reference.json. Default: the recipe's own.")
 COMPUTE_OPTION = typer.Option("--compute", help="Element type of both forward passes: float32 or bfloat16.")
-BATCH_OPTION = typer.Option("--batch-windows", min=1, help="Windows at a time. Default: the recipe's.")
+BATCH_OPTION = typer.Option("--batch-windows", min=1, help="Windows at a time. Default: the placement's.")
 
 
 @verb
@@ -29,14 +29,14 @@ def evaluate(
     on where it was. Example: ectype evaluate runs/calm --reference package:demo/bundle --landmark 640
     """
     from ectype.errors import EctypeError
-    from ectype.evaluate.runner import Settings, evaluate_run, find_landmarks
+    from ectype.evaluate.runner import Settings, default_settings, evaluate_run, find_landmarks
     from ectype.run.manifest import load_run_recipe
 
     if compute not in ("float32", "bfloat16"):
         raise EctypeError(f"--compute {compute}", "float32 or bfloat16", "leave it out for float32")
     recipe = load_run_recipe(run)
     found_reference = load_named_reference(reference, recipe)
-    settings = Settings(batch_windows or recipe.evaluation.batch_windows, compute)
+    settings = Settings(batch_windows or default_settings(run).batch_windows, compute)
     with ProgressBar() as progress:
         evaluations = evaluate_run(
             run, found_reference, landmarks=landmark or (), settings=settings, progress=progress

@@ -8,7 +8,7 @@ from ectype.compare.noise import Noise, measure_noise, read_noise
 from ectype.errors import EctypeError
 from ectype.evaluate.held_out import load_held_out
 from ectype.evaluate.record import Evaluation
-from ectype.evaluate.runner import Settings, evaluate_landmark, find_landmarks, window_tokens
+from ectype.evaluate.runner import default_settings, evaluate_landmark, find_landmarks, window_tokens
 from ectype.progress import Progress, silent
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import LandmarkWeights, Reference
@@ -61,7 +61,7 @@ def twins_noise(
     recipe, run = load_run_recipe(run_dir), RunFolder(run_dir)
     landmarks = find_landmarks(run_dir, recipe, reference).available
     held_out = load_held_out(reference, window_tokens(recipe), recipe.model.vocab_size)
-    settings = Settings(batch_windows=recipe.evaluation.batch_windows)
+    settings = default_settings(run_dir)
     evaluations: dict[int, list[Evaluation]] = {step: [] for step in landmarks}
     for step in landmarks:
         for number in twins:

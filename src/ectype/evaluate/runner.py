@@ -20,7 +20,7 @@ from ectype.progress import Progress, silent
 from ectype.recipe.reference import LandmarkWeights, Reference
 from ectype.recipe.spec import Dtype, Model, Recipe
 from ectype.run.checkpoints import META_ITEM, WEIGHTS_ITEM, finished_steps
-from ectype.run.manifest import load_run_recipe
+from ectype.run.manifest import load_run_recipe, read_manifest
 from ectype.run.paths import RunFolder
 
 CHUNK_TOKENS = 1024
@@ -33,6 +33,13 @@ class Settings:
 
     batch_windows: int = 16
     compute_dtype: Dtype = "float32"
+
+
+def default_settings(run_dir: Path) -> Settings:
+    """float32, and as many windows at a time as the placement says that the run was trained with."""
+    if not RunFolder(run_dir).manifest.is_file():
+        return Settings()
+    return Settings(batch_windows=read_manifest(run_dir).placement.evaluation_batch_windows)
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ def evaluate_run(
         run_dir: the run folder.
         reference: the run to compare with.
         landmarks: steps to evaluate; empty means all that are available.
-        settings: None takes the batch size from the recipe, in float32.
+        settings: None takes `default_settings`.
 
     Returns:
         Step -> evaluation.
@@ -83,7 +90,7 @@ def evaluate_run(
     found = find_landmarks(run_dir, recipe, reference)
     steps = _chosen(landmarks, found, reference)
     held_out = load_held_out(reference, window_tokens(recipe), recipe.model.vocab_size)
-    settings = settings or Settings(batch_windows=recipe.evaluation.batch_windows)
+    settings = settings or default_settings(run_dir)
     results = {}
     for number, step in enumerate(steps):
         results[step] = evaluate_landmark(

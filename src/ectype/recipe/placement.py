@@ -51,6 +51,8 @@ class Placement(Section):
     """Query and key block of the blockwise kernel; None lets the kernel choose by length and window."""
     checkpoints: Checkpoints = Checkpoints()
     loader: Loader = Loader()
+    evaluation_batch_windows: Positive = 16
+    """Windows that `ectype evaluate` takes at a time: speed and memory only."""
     phase_limit_seconds: Positive = 3600
     """A phase (start, compile and first step, one update, one save) that lasts longer ends the process by name."""
     compilation_cache: str | None = None

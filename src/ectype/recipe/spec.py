@@ -182,7 +182,6 @@ class Evaluation(Section):
 
     sequence_length_tokens: Positive | None = None
     """None: the training length."""
-    batch_windows: Positive = 16
     bootstrap_samples: Positive = 2000
 
 

@@ -13,7 +13,7 @@ from ectype.errors import DamagedCheckpointError, EctypeError
 from ectype.model.parameters import parameter_shapes
 from ectype.recipe.parse import parse
 from ectype.recipe.spec import Model
-from ectype.run.checkpoints import META_ITEM, WEIGHTS_ITEM, description_file
+from ectype.run.checkpoints import WEIGHTS_ITEM, description_file
 from ectype.weights import store, tree
 from ectype.weights.store import Leaf
 from ectype.weights.tree import Path as LeafPath
@@ -46,29 +46,6 @@ def save_arguments(params: Tree) -> Tree:
     return jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=store.TARGET_CHUNK_BYTES, shard_axes=(0,)), params)
 
 
-def save_weights(path: Path, params: Tree, meta: Mapping[str, Any]) -> None:
-    """Write a weights-only checkpoint; `path` appears complete, by one rename, or not at all.
-
-    Args:
-        path: directory that must not exist.
-        params: tree of NumPy or JAX arrays that matches the model in `meta`.
-        meta: from `describe`.
-    """
-    if path.exists():
-        raise EctypeError(f"{path} exists", "a path that is free", "name another one, or remove it first")
-    model = _model_of(meta, path)
-    found = {key: Leaf(tuple(leaf.shape), np.dtype(leaf.dtype)) for key, leaf in tree.flatten(params).items()}
-    refuse_differences(path, differences(expected_leaves(model, meta["dtype"]), found))
-    items = ocp.args.Composite(
-        **{
-            WEIGHTS_ITEM: ocp.args.StandardSave(params, save_args=save_arguments(params)),
-            META_ITEM: ocp.args.JsonSave(dict(meta)),
-        }
-    )
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-        checkpointer.save(path.absolute(), args=items)
-
-
 def read_meta(path: Path) -> dict[str, Any]:
     """The `ectype` item of a finished checkpoint."""
     try:
@@ -85,7 +62,10 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 def model_of(meta: Mapping[str, Any], source: Path) -> Model:
     """The model that `meta` describes, its layer layout checked against it."""
-    model = _model_of(meta, source)
+    model = parse(
+        Model, meta.get("model"), f"{source}: its model section", expected="a model section of this version",
+        mend="write the checkpoint anew",
+    )  # fmt: skip
     if meta.get("layout") != layer_layout(model):
         raise EctypeError(
             f"{source}: layers are laid out as {meta.get('layout')}",
@@ -178,10 +158,3 @@ def refuse_other_model(source: Path, stored: Model, asked: Model) -> None:
             f"{source}: " + "; ".join(lines), "weights of the very model that the recipe describes",
             "use the recipe that made this checkpoint, or another checkpoint",
         )  # fmt: skip
-
-
-def _model_of(meta: Mapping[str, Any], source: Path) -> Model:
-    return parse(
-        Model, meta.get("model"), f"{source}: its model section", expected="a model section of this version",
-        mend="write the checkpoint anew",
-    )  # fmt: skip
