@@ -25,6 +25,10 @@ class EctypeError(Exception):
         self.expected = expected
         self.mend = mend
 
+    def __reduce__(self) -> tuple[type["EctypeError"], tuple[str, str, str]]:
+        """Made again from its three parts where it travels from a worker process; by default the text would be one."""
+        return type(self), (self.found, self.expected, self.mend)
+
 
 class DamagedCheckpointError(EctypeError):
     """A checkpoint that can't be read in full: an older one may still be good."""

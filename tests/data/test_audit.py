@@ -1,5 +1,6 @@
 """Audits: clean plans and runs are proven, and each kind of fault is counted and told with its steps and hosts."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,19 @@ def test_schedules() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "many", "0 hosts", "4 hosts, then 2", "4 to 3, then 2 to 2", "4 to 11", "4 to 9", "4 hosts to", "-1"]
+    "text",
+    [
+        "",
+        "many",
+        "0 hosts",
+        "4 hosts, then 2",
+        "4 to 3, then 2 to 2",
+        "4 to 11",
+        "4 to 9",
+        "4 hosts to",
+        "-1",
+        "２ hosts",
+    ],
 )
 def test_bad_schedules_are_refused(text: str) -> None:
     with pytest.raises(EctypeError, match="schedule"):
@@ -255,6 +268,60 @@ def test_random_histories_read_every_window_once(tmp_path: Path, seed: int) -> N
         batches = consumed[number * per_epoch : (number + 1) * per_epoch]
         times = np.bincount(np.concatenate(batches), minlength=windows)
         assert (epoch.read_once, epoch.read_twice, epoch.unread) == ((times == 1).sum(), 0, (times == 0).sum())
+
+
+def test_a_fork_carries_its_history_on(tmp_path: Path) -> None:
+    """A copy of a run folder taken at step 9 goes another way than the run itself; both are proven."""
+    order = make_order(1003, DATA)
+    consume(tmp_path / "run", order, 4, 0, 9)
+    shutil.copytree(tmp_path / "run", tmp_path / "fork")
+    consume(tmp_path / "run", order, 4, 9, 20)
+    consume(tmp_path / "fork", order, 2, 6, 140)
+    for name, steps in (("run", 20), ("fork", 140)):
+        audit = audit_run(tmp_path / name, order, steps)
+        assert audit.clean
+        assert audit.steps == steps
+
+
+def test_hosts_64_16_32_mid_epoch(tmp_path: Path) -> None:
+    """With stops at odd steps, two restarts in a row, and a stop exactly at an epoch's end."""
+    order = make_order(64 * 20 + 7, make_data(batch=64))
+    expected = [order.batch_ids(k) for k in range(47)]
+    for hosts, first, end in ((64, 0, 7), (64, 5, 5), (64, 5, 9), (16, 9, 20), (32, 20, 33), (32, 27, 40), (1, 40, 47)):
+        for host in range(hosts):
+            ledger, rows = Ledger(tmp_path, host, hosts), host_rows(host, hosts, 64)
+            ledger.begin(first)
+            for k in range(first, end):
+                assert set(order.batch_ids(k)[rows]) <= set(expected[k])
+                ledger.append(k, rows, order.batch_ids(k)[rows])
+            ledger.flush()
+    audit = audit_run(tmp_path, order, checkpoint_step=47)
+    assert audit.clean
+    assert [(e.read_once, e.read_twice, e.missed) for e in audit.epochs] == [(1280, 0, 0), (1280, 0, 0), (448, 0, 0)]
+
+
+def test_a_host_may_begin_its_session_before_the_first_one_did(tmp_path: Path) -> None:
+    """After a rollback the hosts start together, and host 1 may read the ledger of host 0 before its new session."""
+    order = make_order(1003, DATA)
+    consume(tmp_path, order, 2, 0, 5)
+    consume(tmp_path, order, 2, 5, 10)
+    ledgers = [Ledger(tmp_path, host, 2) for host in (0, 1)]
+    for ledger in reversed(ledgers):
+        ledger.begin(5)
+    planned = Ledger(tmp_path / "planned", 0, 1)
+    for k in range(5):
+        planned.append(k, np.arange(8), order.batch_ids(k))
+    assert (ledgers[0].digest + ledgers[1].digest == planned.digest).all()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 320, b"noise" * 64, None])
+def test_a_ledger_without_any_session_is_a_clear_error(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "ledger/process-00000.ledger"
+    path.parent.mkdir()
+    path.mkdir() if content is None else path.write_bytes(content)
+    (path.parent / "process-notes.ledger").write_text("not ours")
+    with pytest.raises(EctypeError, match="ledger"):
+        audit_run(tmp_path, make_order(1000, DATA))
 
 
 def test_no_ledger_is_a_clear_error(tmp_path: Path) -> None:

@@ -79,6 +79,19 @@ def test_batches_do_not_depend_on_buffers(corpus, prefetch: int) -> None:
         assert [batch.window_ids.tolist() for batch in loader] == [[2 * n, 2 * n + 1] for n in range(6)]
 
 
+@pytest.mark.parametrize(("workers", "stop"), [(0, 3), (1, 4), (2, 3), (3, 4)])
+def test_a_stop_at_any_step_goes_on_with_any_workers(corpus, workers: int, stop: int) -> None:
+    """C26: B=2; a stop that is no multiple of the workers, and a restart with another count and other buffers."""
+    index, data = index_of(corpus(16 * 12)), make_data(kind="sequential")
+    read = []
+    for first, count, prefetch in ((0, workers, 3), (stop, (workers + 2) % 4, 1)):
+        with open_loader(
+            index, data, first_batch=first, end_batch=stop if not first else 6, workers=count, prefetch=prefetch
+        ) as loader:
+            read += [batch.window_ids.tolist() for batch in loader]
+    assert read == [[2 * n, 2 * n + 1] for n in range(6)]
+
+
 @pytest.mark.parametrize("stop", [3, 5])
 def test_second_epoch_begins_at_its_own_first_window(corpus, stop: int) -> None:
     """C28: 10 windows, B=2, stop at 3 or exactly on the boundary at 5 -> epoch 2 runs, from its own first id."""
@@ -100,11 +113,12 @@ def test_the_tail_is_dropped_once_for_all_hosts(windows: int, batch: int) -> Non
     order = make_order(windows, make_data(batch=batch))
     assert order.steps_per_epoch == windows // batch
     kept = {}
-    for hosts in (1, 2):
+    counts = [hosts for hosts in (1, 2, 4, 8) if batch % hosts == 0]
+    for hosts in counts:
         reads = [order.batch_ids(k)[host_rows(h, hosts, batch)] for h in range(hosts) for k in range(windows // batch)]
         kept[hosts] = set(np.concatenate(reads).tolist())
     dropped = order.dropped_ids(0, 1)
-    assert kept[1] == kept[2] == set(range(windows)) - set(dropped.tolist())
+    assert all(kept[hosts] == set(range(windows)) - set(dropped.tolist()) for hosts in counts)
     assert len(dropped) == windows % batch
 
 

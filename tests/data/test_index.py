@@ -1,8 +1,10 @@
 """Index building and reading: manifests, folders, MaxText's and our own JSON, changed files, remote paths."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from data_makers import index_of, make_data, write_tokens
 
 from ectype.data.index import entries_of, load_index, read_index_json, write_index
 from ectype.data.manifest import parse_manifest
+from ectype.data.mixture import Mixture, Source, mix_index
 from ectype.data.storage import remap
 from ectype.data.tokenindex import TokenIndex, build_index, verify
 from ectype.data.width import dtype_of_id_space, looks_narrower, looks_wider
@@ -67,6 +70,33 @@ def test_missing_and_duplicate_files_are_errors_unless_allowed(corpus, tmp_path:
     index = build_index(entries, allow_duplicates=True, allow_missing=True, **options)
     assert [file.windows for file in index.files] == [2, 2]
     assert index.skipped == (f"missing: {tmp_path}/gone.npy (line 2)",)
+
+
+def test_one_file_spelled_in_two_ways_is_a_duplicate(corpus, tmp_path: Path) -> None:
+    corpus(40)
+    with pytest.raises(EctypeError, match="2 files are listed twice"):
+        load_index(manifest(tmp_path, "f0.npy\n./f0.npy\nx/..//f0.npy\n"), DATA, 1000)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
+def test_what_is_no_regular_file_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    """A pipe's size reads as 0, and would pass for an empty file."""
+    path = Path("/dev/zero") if kind == "device" else tmp_path / "a.npy"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(EctypeError, match=f"{path} is no regular file"):
+        load_index(manifest(tmp_path, f"{path}\n"), DATA, 1000)
+
+
+def test_a_folder_skips_folders_and_names_broken_links(corpus, tmp_path: Path) -> None:
+    corpus(40)
+    (tmp_path / "d.npy").mkdir()
+    assert len(load_index(tmp_path, DATA, 1000).files) == 1
+    (tmp_path / "link.npy").symlink_to("gone")
+    with pytest.raises(EctypeError, match=r"1 of 2 files are missing: .*link\.npy"):
+        load_index(tmp_path, DATA, 1000)
 
 
 def test_folder_is_read_in_sorted_order(tmp_path: Path) -> None:
@@ -236,6 +266,20 @@ def test_prefixes_apply_when_an_index_is_read(corpus, tmp_path: Path) -> None:
     corpus(40)
     index = load_index(manifest(tmp_path, "web,gs://b/f0.npy"), DATA, 1000, prefixes={"gs://b": str(tmp_path)})
     assert index.files[0].path == str(tmp_path / "f0.npy")
+
+
+def test_prefixes_apply_to_the_index_itself_and_its_segments(corpus, tmp_path: Path) -> None:
+    """An index made elsewhere, of a mixture, works with local paths."""
+    index = index_of(corpus(64, 64))
+    mixture = Mixture(requested_tokens=64, sources=(Source(name="all", target_ratio=1, paths=("*",)),))
+    mixed = mix_index(index, mixture, 2)
+    files = tuple(replace(file, path=f"gs://mix/t/{Path(file.path).name}") for file in mixed.files)
+    write_index(replace(mixed, files=files), tmp_path / "mix.json")
+    again = load_index(
+        "gs://mix/mix.json", DATA, 1000, prefixes={"gs://mix": str(tmp_path), "gs://mix/t": str(tmp_path)}
+    )
+    assert again.fingerprint == mixed.fingerprint
+    assert [file.path for file in again.files] == [str(tmp_path / "f0.npy"), str(tmp_path / "f1.npy")]
 
 
 def test_remote_files_are_read_through_fsspec(tmp_path: Path) -> None:

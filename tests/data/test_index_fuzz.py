@@ -1,7 +1,9 @@
 """Two thousand broken manifests, indexes, token files and ledgers: each is read, or refused with a clear error."""
 
 import contextlib
+import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +14,13 @@ from ectype.data.audit_run import audit_run
 from ectype.data.index import load_index, write_index
 from ectype.data.ledger import Ledger
 from ectype.data.loader import BatchReader
-from ectype.data.mixture import Mixture, Source, mix_index
+from ectype.data.mixture import Mixture, Source, load_mixture, mix_index
 from ectype.data.order import make_order
+from ectype.data.packed import plan_packing
 from ectype.data.source import open_source
 from ectype.data.windows import WindowReader
 from ectype.errors import EctypeError
+from ectype.recipe.spec import Packing
 
 ROUNDS = 500
 DATA = make_data(16, 2)
@@ -175,6 +179,40 @@ def test_files_that_change_after_indexing(tmp_path: Path) -> None:
         changed = mutated(generator, content)
         (tmp_path / "f.npy").write_bytes(changed)
         assert survives(tmp_path / "index.json") == (changed == content)
+
+
+def test_mixtures(files: list[Path], tmp_path: Path) -> None:
+    generator = np.random.default_rng(6)
+    content = (
+        b"requested_tokens: 64\nsources:\n- {name: a, target_ratio: 0.75, labels: [web], max_repetition_ratio: 9}\n"
+        b"- {name: b, target_ratio: 0.25, paths: ['*f1*'], max_source_fraction: 1.0}\n"
+    )
+    index = replace(index_of(files), files=tuple(replace(file, label="web") for file in index_of(files).files))
+    read = 0
+    for number in range(ROUNDS):
+        (tmp_path / "mix.yaml").write_bytes(mutated(generator, content) if number else content)
+        with contextlib.suppress(EctypeError):
+            read += mix_index(index, load_mixture(tmp_path / "mix.yaml"), 2).windows > 0
+    assert 1 < read < ROUNDS
+
+
+def test_lists_of_documents(tmp_path: Path) -> None:
+    """The `.csv.gz` beside a remote file: its lines and its compressed bytes."""
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    generator = np.random.default_rng(7)
+    tokens = np.resize(np.array([5, 6, 7, 0, 8, 0]), 600)
+    memory.pipe_file("/fuzzed/a.npy", tokens.astype("<u2").tobytes())
+    local = index_of([write_tokens(tmp_path / "a.npy", tokens)])
+    remote = replace(local, files=(replace(local.files[0], path="memory://fuzzed/a.npy"),))
+    ends = np.flatnonzero(tokens == 0) + 1
+    lines = "".join(f"{a},{b},x\n" for a, b in zip([0, *ends[:-1]], ends, strict=True)).encode()
+    rule, read = Packing(), 0
+    for number in range(ROUNDS // 2):
+        changed = gzip.compress(mutated(generator, lines)) if number % 2 else mutated(generator, gzip.compress(lines))
+        memory.pipe_file("/fuzzed/a.csv.gz", changed)
+        with contextlib.suppress(EctypeError):
+            read += len(plan_packing(remote, make_data(packing=rule), rule).lengths) > 0
+    assert 1 < read < ROUNDS / 2
 
 
 def test_ledgers(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -98,8 +99,8 @@ def test_wait_time_is_measured(corpus) -> None:
         assert all(0 <= batch.wait_seconds < 5 for batch in loader)
 
 
-@pytest.mark.parametrize("fault", ["cut", "removed", "damaged"])
-def test_faults_of_files_while_reading_are_named(corpus, fault: str) -> None:
+@pytest.mark.parametrize(("fault", "workers"), [("cut", 0), ("removed", 0), ("damaged", 0), ("cut", 2)])
+def test_faults_of_files_while_reading_are_named(corpus, fault: str, workers: int) -> None:
     paths = corpus(160, 160)
     index, data = index_of(paths), make_data(kind="sequential")
     if fault == "cut":
@@ -111,11 +112,17 @@ def test_faults_of_files_while_reading_are_named(corpus, fault: str) -> None:
             stream.seek(2 * 20)
             stream.write(b"\xff\xff")
     words = {"cut": "f1.npy ends before byte", "removed": "No such file", "damaged": "f1.npy: id 65535 at token 20"}
-    with open_loader(index, data, first_batch=0, end_batch=10) as loader:
+    with open_loader(index, data, first_batch=0, end_batch=10, workers=workers) as loader:
         assert [next(loader).batch_number for _ in range(5)] == list(range(5))
         with pytest.raises(EctypeError, match=words[fault]):
             for _ in loader:
                 pass
+
+
+def test_errors_travel_between_processes_whole() -> None:
+    sent = EctypeError("f0.npy is missing", "a file", "restore it")
+    came = pickle.loads(pickle.dumps(sent))
+    assert (came.found, came.expected, came.mend, str(came)) == (sent.found, sent.expected, sent.mend, str(sent))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])

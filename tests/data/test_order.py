@@ -11,7 +11,7 @@ import pytest
 from data_makers import make_data
 
 from ectype.data import orderfile
-from ectype.data.order import check_numpy_shuffle, make_order
+from ectype.data.order import check_numpy_shuffle, default_cache_dir, make_order
 from ectype.data.permutation import permute
 from ectype.data.tokenindex import Phase
 from ectype.errors import EctypeError
@@ -85,6 +85,18 @@ def test_phases_draw_from_their_own_ids() -> None:
     later = np.concatenate([order.batch_ids(k) for k in range(3, 6)])
     assert sorted(later.tolist()) == list(range(40, 64))
     assert order.place(6) == (1, 2, 0)
+
+
+def test_the_cache_folder_is_the_users_or_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert default_cache_dir() == tmp_path / ".cache/ectype/orders"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
+    assert default_cache_dir() == tmp_path / "x/ectype/orders"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", classmethod(lambda _: (_ for _ in ()).throw(RuntimeError("no home"))))
+    with pytest.raises(EctypeError, match="no folder for orders"):
+        default_cache_dir()
 
 
 def test_numpy_still_shuffles_as_it_did() -> None:

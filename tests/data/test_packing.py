@@ -147,6 +147,16 @@ def test_a_plan_is_stored_once_and_keyed_by_content_and_rule(tmp_path: Path) -> 
     assert len([p for p in (tmp_path / "c").glob("packed-*") if p.is_dir()]) == 2
 
 
+@pytest.mark.parametrize("content", [b"", b"noise", None])
+def test_a_damaged_plan_is_refused_by_name(tmp_path: Path, content: bytes | None) -> None:
+    index = index_of([write_tokens(tmp_path / "a.npy", np.resize([5, 6, 7, 0], 4000))], 64)
+    packed(index, tmp_path / "c", 64)
+    part = next((tmp_path / "c").glob("packed-*/starts.npy"))
+    part.unlink() if content is None else part.write_bytes(content)
+    with pytest.raises(EctypeError, match="packing plan"):
+        packed(index, tmp_path / "c", 64)
+
+
 def test_documents_of_remote_files_come_from_their_lists(tmp_path: Path) -> None:
     import gzip
 

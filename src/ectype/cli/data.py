@@ -25,7 +25,7 @@ CACHE_OPTION = typer.Option("--order-cache", help="Folder for orders and packing
 @app.command()
 @verb
 def index(
-    source: Annotated[str, typer.Argument(help="Manifest of `label,path` lines, or folder of .npy files.")],
+    source: Annotated[str, typer.Argument(help="Manifest of `label,path` lines, folder of .npy files, or index JSON.")],
     out: Annotated[Path, typer.Option("--out", help="Index JSON to write.")],
     sequence_length: Annotated[int | None, typer.Option(help="Tokens in a window; needed without --recipe.")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Id space; 100278 (OLMo 3) when no recipe is given.")] = None,
@@ -37,9 +37,11 @@ def index(
     remap: Annotated[list[str] | None, REMAP_OPTION] = None,
     tokenizer: Annotated[str | None, typer.Option(help="What to put for {TOKENIZER}; default OLMo 3's.")] = None,
     mix: Annotated[Path | None, typer.Option(help="YAML mixture of sources.")] = None,
-    batch_windows: Annotated[int | None, typer.Option(help="Windows in a batch, for --mix without --recipe.")] = None,
+    batch_windows: Annotated[
+        int | None, typer.Option(min=1, help="Windows in a batch, for --mix without --recipe.")
+    ] = None,
     continue_run: Annotated[Path | None, typer.Option(help="Run whose mix changes to --mix.")] = None,
-    step: Annotated[int | None, typer.Option(help="Step of --continue-run after which the mix changes.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Step of --continue-run after which the mix changes.")] = None,
     skip_malformed: Annotated[bool, typer.Option("--skip-malformed", help="Leave malformed lines out.")] = False,
     allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Leave missing files out.")] = False,
     allow_duplicates: Annotated[
@@ -47,36 +49,38 @@ def index(
     ] = False,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Index token files.
+    """Index token files; a MaxText index becomes one that also tells replaced files by name.
 
     Example: ectype data index mix.txt --sequence-length 8192 --root gs://bucket --out index.json
     """
-    from ectype.data.index import entries_of, write_index
+    from ectype.data.index import make_index, write_index
     from ectype.data.manifest import OLMO3_TOKENIZER
     from ectype.data.run_inputs import mixed_index
-    from ectype.data.tokenindex import build_index, report
+    from ectype.data.tokenindex import report
     from ectype.recipe.load import load_recipe, parse_remap
 
+    _refuse_idle("--recipe", recipe, {"--set": overrides or None})
+    _refuse_idle("--mix", mix, {"--continue-run": continue_run, "--batch-windows": batch_windows})
+    _refuse_idle("--continue-run", continue_run, {"--step": step})
     if recipe is not None:
         spec = load_recipe(recipe, overrides or ())
-        sequence_length = sequence_length or spec.data.sequence_length_tokens
-        vocab_size = vocab_size or spec.model.vocab_size
-        max_target_length = max_target_length or spec.data.order.max_target_length_tokens
-        batch_windows = batch_windows or spec.data.global_batch_windows
+        max_target_length = spec.data.order.max_target_length_tokens if max_target_length is None else max_target_length
+        sequence_length = spec.data.sequence_length_tokens if sequence_length is None else sequence_length
+        vocab_size = spec.model.vocab_size if vocab_size is None else vocab_size
+        batch_windows = spec.data.global_batch_windows if batch_windows is None else batch_windows
     if sequence_length is None:
         raise EctypeError("no sequence length", "--sequence-length or --recipe", "say how long a window is")
-    tokenizer = OLMO3_TOKENIZER if tokenizer is None else tokenizer
-    entries, faults = entries_of(source, root=root, tokenizer=tokenizer, skip_malformed=skip_malformed)
     with ProgressBar() as progress:
-        built = build_index(
-            entries, sequence_length_tokens=sequence_length, vocab_size=vocab_size or OLMO3_VOCAB_SIZE, dtype=dtype,
-            max_target_length_tokens=max_target_length, prefixes=parse_remap(remap or ()), allow_missing=allow_missing,
-            allow_duplicates=allow_duplicates, skipped=[f"malformed {fault}" for fault in faults], progress=progress,
+        built = make_index(
+            source, sequence_length_tokens=sequence_length,
+            vocab_size=OLMO3_VOCAB_SIZE if vocab_size is None else vocab_size, dtype=dtype,
+            max_target_length_tokens=max_target_length, root=root,
+            tokenizer=OLMO3_TOKENIZER if tokenizer is None else tokenizer, prefixes=parse_remap(remap or ()),
+            skip_malformed=skip_malformed, allow_missing=allow_missing, allow_duplicates=allow_duplicates,
+            progress=progress,
         )  # fmt: skip
     if mix is not None:
         built = mixed_index(built, mix, batch_windows=batch_windows, run_dir=continue_run, step=step, remap=remap or ())
-    elif continue_run is not None:
-        raise EctypeError("--continue-run without --mix", "the new mixture", "give --mix FILE")
     write_index(built, out)
     result = report(built) | {"index": str(out)}
     emit(result, json_output, lambda: _show_report(result))
@@ -133,8 +137,10 @@ def which(
     from ectype.data.where import places
 
     spec, opened = _open(run, index, None, None, remap)
-    if step < 1:
-        raise EctypeError(f"step {step}", "an update number from 1", "the batch of update n is the n-th of the order")
+    if not 1 <= step <= spec.duration_steps:
+        raise EctypeError(
+            f"step {step}", f"an update number from 1 to {spec.duration_steps}", "update n reads the order's n-th batch"
+        )
     order = open_order(opened, spec.data, order_cache)
     ids = order.batch_ids(step - 1)
     _, epoch, batch = order.place(step - 1)
@@ -195,6 +201,13 @@ def show(
     emit(result, json_output, text)
 
 
+def _refuse_idle(needed: str, given: object, options: dict[str, object]) -> None:
+    """An option that would change nothing without another one is a mistake."""
+    idle = [name for name, value in options.items() if value is not None]
+    if given is None and idle:
+        raise EctypeError(f"{idle[0]} without {needed}", f"{needed} beside it", f"add {needed}, or leave {idle[0]} out")
+
+
 def _open(
     run: Path | None,
     index_path: str | None,
@@ -210,12 +223,12 @@ def _open(
     if (run is None) == (recipe is None):
         raise EctypeError("neither or both of a run and a recipe", "--run DIR, or --recipe R", "give one of them")
     if run is None:
-        spec, named = load_recipe(str(recipe), overrides or ()), os.environ.get("OLMO_INDEX_PATH")
+        spec, named = load_recipe(str(recipe), overrides or ()), os.environ.get("OLMO_INDEX_PATH") or None
     elif not run.is_dir():
         raise EctypeError(f"no run folder {run}", "a folder that `ectype train` wrote", "check the path")
     else:
         spec, named = load_run_recipe(run, overrides or ()), None
-    return spec, open_index(spec, index_path or named, remap or (), run)
+    return spec, open_index(spec, named if index_path is None else index_path, remap or (), run)
 
 
 def _show_report(result: dict[str, Any]) -> None:

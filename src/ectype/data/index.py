@@ -50,26 +50,50 @@ def load_index(
         EctypeError: unreadable or malformed input, another length or id space than the recipe's, or files that are
             missing, cut, grown, replaced, of another width or out of the id space, each by name.
     """
-    named = remap(str(path), prefixes)
+    return make_index(
+        str(path), sequence_length_tokens=data.sequence_length_tokens, vocab_size=vocab_size,
+        max_target_length_tokens=data.order.max_target_length_tokens, prefixes=prefixes, open_files=open_files,
+        progress=progress,
+    )  # fmt: skip
+
+
+def make_index(
+    name: str,
+    *,
+    sequence_length_tokens: int,
+    vocab_size: int,
+    max_target_length_tokens: int | None = None,
+    dtype: str | None = None,
+    root: str | None = None,
+    tokenizer: str = OLMO3_TOKENIZER,
+    prefixes: Mapping[str, str] = {},
+    skip_malformed: bool = False,
+    allow_missing: bool = False,
+    allow_duplicates: bool = False,
+    open_files: bool = True,
+    progress: Progress = silent,
+) -> TokenIndex:
+    """`load_index` for lengths that are given, with what only a manifest leaves open: root, tokenizer, what is allowed.
+
+    Raises:
+        EctypeError: as `load_index`.
+    """
+    if not name:
+        raise EctypeError("an empty path for the index", "an index, manifest or folder", "name one")
+    named = remap(name, prefixes)
     source = named if is_remote(named) else str(package_path(named))
-    target = data.order.max_target_length_tokens
     content = b"" if _is_folder(source) else read_all(source)
     if content.lstrip()[:1] == b"{":
         index = read_index_json(content, source, vocab_size, prefixes=prefixes, open_files=open_files)
-        if index.sequence_length_tokens != data.sequence_length_tokens or index.max_target_length_tokens != target:
-            raise EctypeError(
-                f"index {source}: windows of {index.sequence_length_tokens} tokens, target length "
-                f"{index.max_target_length_tokens}",
-                f"{data.sequence_length_tokens} and {target} as the recipe says",
-                "write the index anew with the recipe's lengths",
-            )
+        _require(index, source, sequence_length_tokens, max_target_length_tokens, dtype)
         if open_files:
             verify(index, progress)
         return index
-    entries, _ = entries_of(source, content)
+    entries, faults = entries_of(source, content, root=root, tokenizer=tokenizer, skip_malformed=skip_malformed)
     return build_index(
-        entries, sequence_length_tokens=data.sequence_length_tokens, vocab_size=vocab_size,
-        max_target_length_tokens=target, prefixes=prefixes, progress=progress,
+        entries, sequence_length_tokens=sequence_length_tokens, vocab_size=vocab_size, dtype=dtype,
+        max_target_length_tokens=max_target_length_tokens, prefixes=prefixes, allow_missing=allow_missing,
+        allow_duplicates=allow_duplicates, skipped=[f"malformed {fault}" for fault in faults], progress=progress,
     )  # fmt: skip
 
 
@@ -218,6 +242,18 @@ def _maxtext_index(
     index = TokenIndex(tuple(listed), dtype, vocab_size, length)
     _check_numbers(index, name)
     return index
+
+
+def _require(
+    index: TokenIndex, name: str, sequence_length: int, max_target_length: int | None, dtype: str | None
+) -> None:  # fmt: skip
+    found = (index.sequence_length_tokens, index.max_target_length_tokens, index.dtype)
+    if found != (sequence_length, max_target_length, dtype or index.dtype):
+        raise EctypeError(
+            f"index {name}: windows of {found[0]} tokens, target length {found[1]}, {found[2]}",
+            f"{sequence_length}, {max_target_length} and {dtype or index.dtype}, as asked",
+            "index the manifest or folder anew with these lengths",
+        )  # fmt: skip
 
 
 def _check_numbers(index: TokenIndex, name: str) -> None:

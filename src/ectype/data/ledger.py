@@ -42,18 +42,22 @@ class Ledger:
 
     def begin(self, first_batch: int) -> None:
         """Start a session whose first consumed batch is `first_batch`; written through at once."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         records = _file_records(self._path)
         good = np.flatnonzero(records["check"] == _check_words(records))
-        with open(self._path, "ab") as stream:
-            stream.truncate((int(good[-1]) + 1 if len(good) else 0) * RECORD.itemsize)
-        self._rows = None
-        self._pending = [_record(SESSION, first_batch, self._process, FORMAT)]
-        self.flush()
-        # Process 0 also answers for processes of an earlier, larger job.
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._path, "ab") as stream:
+                stream.truncate((int(good[-1]) + 1 if len(good) else 0) * RECORD.itemsize)
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
+        # Process 0 also answers for processes of an earlier, larger job. Summed before the new session is written: it
+        # takes nothing back from earlier batches, and process 0 may not have written its own yet.
         index, count = self._process
         past = range(count, 1 << 16) if index == 0 else range(0)
         self.digest = digest_before(self._run_dir, first_batch, lambda process: process == index or process in past)
+        self._rows = None
+        self._pending = [_record(SESSION, first_batch, self._process, FORMAT)]
+        self.flush()
 
     def append(self, batch_number: int, rows: np.ndarray, window_ids: np.ndarray) -> None:
         """Record that the update fed by `batch_number` consumed `window_ids` ([b]) in global rows `rows` ([b])."""
@@ -75,9 +79,7 @@ class Ledger:
                 stream.flush()
                 os.fsync(stream.fileno())
         except OSError as error:
-            raise EctypeError(
-                f"ledger {self._path}: {error}", "a writable run folder", "free space, then resume"
-            ) from None
+            raise _unwritable(self._path, error) from None
 
 
 def digest_before(run_dir: Path, batch_number: int, wanted: Callable[[int], bool] = lambda process: True) -> np.ndarray:
@@ -182,8 +184,15 @@ def read_records(path: Path) -> tuple[np.ndarray, int]:
 
 
 def _file_records(path: Path) -> np.ndarray:
-    data = path.read_bytes() if path.exists() else b""
+    try:
+        data = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise EctypeError(f"ledger {path}: {error}", "a readable ledger file", "restore it from a copy") from None
     return np.frombuffer(data[: len(data) // RECORD.itemsize * RECORD.itemsize], RECORD)
+
+
+def _unwritable(path: Path, error: OSError) -> EctypeError:
+    return EctypeError(f"ledger {path}: {error}", "a writable run folder", "free space, then resume")
 
 
 def _session_spans(records: np.ndarray, process: int, session: int, end: int | None, path: Path) -> list[Span]:

@@ -30,7 +30,8 @@ class Source(Section):
     target_ratio: Annotated[float, Field(gt=0, le=1)]
     labels: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
-    max_repetition_ratio: Annotated[float, Field(ge=1)] = 1.0
+    max_repetition_ratio: Annotated[float, Field(ge=1, le=10_000)] = 1.0
+    """Bounded, since each repetition lists the source's files once more."""
     max_source_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 

@@ -5,6 +5,7 @@ by PCG64(seed + e), cut into batches, the incomplete tail dropped. Its ranks tak
 """
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -147,5 +148,15 @@ def check_numpy_shuffle() -> None:
 
 
 def default_cache_dir() -> Path:
-    """The user's cache folder for orders."""
-    return Path.home() / ".cache" / "ectype" / "orders"
+    """The user's cache folder for orders: below XDG_CACHE_HOME, else below ~/.cache.
+
+    Raises:
+        EctypeError: neither is known, as in a container whose user has no home.
+    """
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(chosen) if chosen else Path.home() / ".cache") / "ectype" / "orders"
+    except RuntimeError as error:
+        raise EctypeError(
+            f"no folder for orders: {error}", "a home folder, or XDG_CACHE_HOME", "set XDG_CACHE_HOME to a local folder"
+        ) from None

@@ -34,6 +34,6 @@ def open_or_build(path: Path, units: int, build: Callable[[], np.ndarray]) -> np
 
 def _write(path: Path, ids: np.ndarray) -> None:
     with open(path, "xb") as stream:
-        ids.astype("<u4", copy=False).tofile(stream)
+        stream.write(ids.astype("<u4", copy=False).data)  # not tofile, which loses what a full disk does not take
         stream.flush()
         os.fsync(stream.fileno())

@@ -1,6 +1,8 @@
 """Windows of packed documents: planned once per host, kept on disk, memory-mapped by every process that reads."""
 
 import gzip
+import os
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +81,7 @@ def open_packed(index: TokenIndex, data: Data, rule: Packing, cache_dir: Path) -
     try:
         build_once(folder, lambda temporary: _store(temporary, plan_packing(index, data, rule)))
         parts = [np.load(folder / f"{part}.npy", mmap_mode="r") for part in _PARTS]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise EctypeError(
             f"packing plan {folder}: {error}", "a readable plan", "delete the folder; it is made again"
         ) from None
@@ -139,7 +141,7 @@ def _listed_spans(file: TokenFile) -> np.ndarray:
     try:
         lines = gzip.decompress(read_all(name)).decode().splitlines()
         spans = np.array([[int(part) for part in line.split(",")[:2]] for line in lines], np.int64).reshape(-1, 2)
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, OverflowError, zlib.error) as error:
         raise EctypeError(
             f"{name}: {error}", "gzipped lines `start,end`", "restore the file, or copy the tokens here"
         ) from None
@@ -153,4 +155,9 @@ def _listed_spans(file: TokenFile) -> np.ndarray:
 def _store(folder: Path, plan: PackedPlan) -> None:
     folder.mkdir()
     for part in _PARTS:
-        np.save(folder / f"{part}.npy", getattr(plan, part))
+        array = np.ascontiguousarray(getattr(plan, part))
+        with open(folder / f"{part}.npy", "xb") as stream:
+            np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
+            stream.write(array.data)  # np.save loses what a full disk does not take
+            stream.flush()
+            os.fsync(stream.fileno())

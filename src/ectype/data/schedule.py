@@ -24,7 +24,7 @@ def parse_schedule(text: str, duration_steps: int) -> tuple[HostStage, ...]:
     stages: list[HostStage] = []
     parts = re.split(r"\s*(?:,\s*then|,|\bthen\b)\s*", text.strip())
     for number, part in enumerate(parts):
-        match = re.fullmatch(r"(\d+)(?:\s+hosts?)?(?:\s+(?:to|until)\s+(?:step\s+)?(\d[\d_]*))?", part)
+        match = re.fullmatch(r"([0-9]+)(?:\s+hosts?)?(?:\s+(?:to|until)\s+(?:step\s+)?([0-9][0-9_]*))?", part)
         if match is None or (match.group(2) is None and number < len(parts) - 1):
             raise EctypeError(
                 f"schedule {text!r}: {part!r}",

@@ -1,6 +1,7 @@
 """Bytes of local and remote files. Local paths use the operating system; `scheme://` paths use fsspec, when met."""
 
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,16 @@ def join(root: str, path: str) -> str:
 
 
 def size_bytes(path: str) -> int | None:
-    """Size of the file at `path`, or None when there is none. Raises EctypeError when it can't be asked."""
+    """Size of the file at `path`, or None when there is none. Raises EctypeError when it can't be asked.
+
+    A folder, pipe or device is refused: its size says nothing of what can be read from it.
+    """
     try:
         if not is_remote(path):
             found = os.stat(path)
-            return None if os.path.isdir(path) else found.st_size
+            if not stat.S_ISREG(found.st_mode):
+                raise EctypeError(f"{path} is no regular file", "a file of tokens", "list files only")
+            return found.st_size
         system, bare = _remote(path)
         return int(system.size(bare))
     except (FileNotFoundError, NotADirectoryError):
@@ -89,7 +95,8 @@ def list_token_files(folder: str) -> list[str]:
             system, bare = _remote(folder)
             return sorted(system.unstrip_protocol(name) for name in system.find(bare) if name.endswith(".npy"))
         root = Path(folder)
-        return [str(root / name) for name in sorted(str(p.relative_to(root)) for p in root.rglob("*.npy"))]
+        names = sorted(str(p.relative_to(root)) for p in root.rglob("*.npy") if not p.is_dir())
+        return [str(root / name) for name in names]
     except EctypeError:
         raise
     except Exception as error:

@@ -5,6 +5,7 @@ is left at the end of a file is dropped (OLMo-core's NumpyFSLDataset). The last 
 """
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -294,9 +295,10 @@ def _refuse_duplicates(entries: Sequence[Entry]) -> None:
     first: dict[str, Entry] = {}
     twice = []
     for entry in entries:
-        if entry.path in first:
-            twice.append(f"{entry.path} ({first[entry.path].where} and {entry.where})")
-        first.setdefault(entry.path, entry)
+        path = entry.path if is_remote(entry.path) else os.path.abspath(entry.path)
+        if path in first:
+            twice.append(f"{entry.path} ({first[path].where} and {entry.where})")
+        first.setdefault(path, entry)
     if twice:
         raise EctypeError(
             f"{len(twice)} files are listed twice: {first_few(twice)}", "each file once",

@@ -103,7 +103,7 @@ class Order(Section):
     """Which windows make up global batch k: a pure function of the index, this section and k."""
 
     kind: Literal["olmo-core", "stateless", "sequential"] = "olmo-core"
-    seed: int
+    seed: Annotated[int, Field(ge=0)]
     max_target_length_tokens: Positive | None = None
     """OLMo-core's max_target_sequence_length: shuffle chunks of this many tokens as one."""
 
