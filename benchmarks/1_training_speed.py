@@ -1,43 +1,24 @@
 """Training speed on this CPU in float32, beside OLMo-core's own trainer, alternating in one run.
 
-    python benchmarks/1_training_speed.py [--rounds 3] [--steps 40]
+    python benchmarks/1_training_speed.py [--turns 12] [--recipe toy-calm]
 
 Needs the extra `reference` and ai2-olmo-core. Each side runs its whole loop (data, step, log) in a process of its own
-with all cores; the figure is the ratio of the medians over all rounds. Also the share of the machine's matrix-product
-peak that our model FLOPs reach. One JSON line per figure; exit 1 on a miss.
+with all cores, in turns of eight steps; the figure is the median over turns of the ratio of their times. Also the share
+of the machine's matrix-product peak that our model FLOPs reach. One JSON line per figure; exit 1 on a miss.
 """
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 from figures import Figures
+from peers.turns import ratio_of_pairs, seconds_per_step
 
 TARGETS = {"toy-calm": 1.0, "toy-wide": 0.8}
-WARMUP_STEPS = 8
-
-
-def ours(recipe_name: str, steps: int) -> list[float]:
-    """Seconds of each step of our trainer."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "ectype.cli", "train", recipe_name, "--run", folder, "--until", str(steps)]
-        subprocess.run(command, check=True, capture_output=True)
-        rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-    return [row["step_seconds"] for row in rows][WARMUP_STEPS:]
-
-
-def theirs(recipe_name: str, steps: int) -> list[float]:
-    """Seconds of each step of OLMo-core's trainer."""
-    script = Path(__file__).parent / "peers/olmo_core_speed.py"
-    command = [sys.executable, str(script), recipe_name, str(steps), str(os.cpu_count())]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])["step_seconds"][WARMUP_STEPS:]
+WARMUP_TURNS = 2
 
 
 def matmul_peak(seconds: float = 3.0) -> float:
@@ -58,22 +39,25 @@ def main() -> None:
     from ectype.recipe.load import load_recipe
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--recipe", choices=sorted(TARGETS), help="only this one")
     options = parser.parse_args()
     peak = matmul_peak()
     figures = Figures()
-    for name, target in TARGETS.items():
+    peers = Path(__file__).parent / "peers"
+    for name in [options.recipe] if options.recipe else TARGETS:
         recipe = load_recipe(name)
-        sides: tuple[list[float], list[float]] = ([], [])
-        for _ in range(options.rounds):
-            sides[0].extend(ours(name, options.steps))
-            sides[1].extend(theirs(name, options.steps))
+        commands = (
+            [sys.executable, str(peers / "ectype_speed.py"), "train", name],
+            [sys.executable, str(peers / "olmo_core_speed.py"), name, str(os.cpu_count())],
+        )
+        ours, theirs = seconds_per_step(commands, options.turns, WARMUP_TURNS)
         tokens = recipe.data.global_batch_tokens
-        mine, other = (tokens / statistics.median(side) for side in sides)
+        mine, other = (tokens / statistics.median(side) for side in (ours, theirs))
         share = flops_per_token(recipe.model, recipe.data.sequence_length_tokens) * mine / peak
         figures.at_least(
-            f"training speed of {name} over OLMo-core's", round(mine / other, 3), "ratio", target,
+            f"training speed of {name} over OLMo-core's",
+            round(ratio_of_pairs(ours, theirs), 3), "ratio", TARGETS[name],
             ours_tokens_per_second=round(mine), theirs_tokens_per_second=round(other),
             share_of_matmul_peak=round(share, 3), matmul_peak_gflops=round(peak / 1e9),
             load_average=os.getloadavg()[0],

@@ -1,17 +1,14 @@
-"""Time OLMo-core's own trainer on a recipe of ours, in a process of its own; prints seconds per step as JSON.
+"""OLMo-core's own trainer on a recipe of ours, in turns with another; see `turns.py`.
 
-    python benchmarks/peers/olmo_core_speed.py RECIPE STEPS THREADS
+    python benchmarks/peers/olmo_core_speed.py RECIPE THREADS
 
 Needs ai2-olmo-core and torch. Same tokens, model shape, optimiser and batch as the recipe; one micro-batch, float32.
 """
 
-import json
 import logging
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -23,6 +20,7 @@ from olmo_core.optim import CosWithWarmup, OptimGroupOverride, SkipStepAdamWConf
 from olmo_core.train import Duration, TrainerConfig, prepare_training_environment
 from olmo_core.train.callbacks import Callback
 from olmo_core.train.train_module import TransformerTrainModuleConfig
+from turns import Turn
 
 from ectype.artifacts import package_path
 from ectype.recipe.load import load_recipe
@@ -30,13 +28,13 @@ from ectype.recipe.spec import Recipe
 
 
 @dataclass
-class Clock(Callback):
-    """Notes the time at the start of every step."""
+class TakeTurns(Callback):
+    """Waits for its turn between steps."""
 
-    starts: list[float] = field(default_factory=list)
+    turn: Turn = field(default_factory=Turn)
 
-    def pre_step(self, batch):
-        self.starts.append(time.perf_counter())
+    def post_step(self):
+        self.turn.at_step()
 
 
 def train_module(recipe: Recipe, model):
@@ -53,7 +51,7 @@ def train_module(recipe: Recipe, model):
 
 
 def main() -> None:
-    recipe, steps, threads = load_recipe(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    recipe, threads = load_recipe(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(threads)
     prepare_training_environment(backend=None)
     logging.getLogger().setLevel(logging.WARNING)
@@ -80,13 +78,10 @@ def main() -> None:
         loader = NumpyDataLoaderConfig(global_batch_size=data.global_batch_tokens, seed=1, num_workers=0, work_dir=work)
         trainer = TrainerConfig(
             save_folder=str(Path(work) / "save"), work_dir=work, metrics_collect_interval=1,
-            cancel_check_interval=10_000, max_duration=Duration.steps(steps), async_bookkeeping=False,
-            no_checkpoints=True, callbacks={"clock": Clock()},
+            cancel_check_interval=10_000, max_duration=Duration.steps(recipe.duration_steps), async_bookkeeping=False,
+            no_checkpoints=True, callbacks={"turns": TakeTurns()},
         ).build(module, loader.build(dataset, dp_process_group=module.dp_process_group))  # fmt: skip
         trainer.fit()
-        starts = trainer.callbacks["clock"].starts
-    parameters = sum(p.numel() for p in model.parameters())
-    print(json.dumps({"step_seconds": [b - a for a, b in pairwise(starts)], "parameters": parameters}))
 
 
 if __name__ == "__main__":

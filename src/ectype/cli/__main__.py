@@ -1,5 +1,5 @@
 """`python -m ectype.cli`."""
 
-from ectype.cli.main import app
+from ectype.cli.main import main
 
-app()
+main()

@@ -3,6 +3,7 @@
 import typer
 
 from ectype.cli import compare, data, demo, evaluate, recipes, report, train, weights
+from ectype.cli.huge_pages import restart_with_huge_pages
 
 app = typer.Typer(
     name="ectype", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -16,3 +17,9 @@ app.command()(evaluate.evaluate)
 app.command()(compare.compare)
 app.command()(report.report)
 app.command()(demo.demo)
+
+
+def main() -> None:
+    """What the command `ectype` runs."""
+    restart_with_huge_pages()
+    app()
