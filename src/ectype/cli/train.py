@@ -11,6 +11,14 @@ import typer
 from ectype.cli.output import JSON_OPTION, REMAP_OPTION, ProgressBar, console, emit, verb
 
 WEIGHTS_OPTION = typer.Option(envvar="LOAD_PARAMETERS_PATH", help="Step-0 weights: checkpoint or Hugging Face folder.")
+PADDED_ROWS_OPTION = typer.Option("--padded-rows", help="Side file with rows that a Hugging Face export dropped.")
+FROM_STEP_OPTION = typer.Option(
+    "--from-step", min=0, help="Roll back to this checkpoint first; later ones are archived."
+)
+COORDINATOR_OPTION = typer.Option("--coordinator", help="HOST:PORT of process 0 of a job of several processes.")
+PROFILE_OPTION = typer.Option(
+    "--profile", metavar="STEPS", help="Write an XProf trace of these steps, as 10-12, to RUN/profile."
+)
 ALLOW_OPTION = typer.Option("--allow-change", help="Recipe field that may differ from the run's; may repeat.")
 
 
@@ -26,22 +34,13 @@ def train(
     index: Annotated[str | None, typer.Option(envvar="OLMO_INDEX_PATH", help="Index or manifest of tokens.")] = None,
     remap: Annotated[list[str] | None, REMAP_OPTION] = None,
     weights: Annotated[str | None, WEIGHTS_OPTION] = None,
-    padded_rows: Annotated[
-        str | None, typer.Option("--padded-rows", help="Side file with rows that a Hugging Face export dropped.")
-    ] = None,
+    padded_rows: Annotated[str | None, PADDED_ROWS_OPTION] = None,
     until: Annotated[int | None, typer.Option(min=1, help="Stop after this many updates in all.")] = None,
-    from_step: Annotated[
-        int | None,
-        typer.Option("--from-step", min=0, help="Roll back to this checkpoint first; later ones are archived."),
-    ] = None,
-    coordinator: Annotated[
-        str | None, typer.Option(help="HOST:PORT of process 0 of a job of several processes.")
-    ] = None,
+    from_step: Annotated[int | None, FROM_STEP_OPTION] = None,
+    coordinator: Annotated[str | None, COORDINATOR_OPTION] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Processes of the job.")] = None,
     process: Annotated[int | None, typer.Option(min=0, help="This process's number.")] = None,
-    profile: Annotated[
-        str | None, typer.Option(metavar="STEPS", help="Write an XProf trace of these steps, as 10-12, to RUN/profile.")
-    ] = None,
+    profile: Annotated[str | None, PROFILE_OPTION] = None,
     allow_change: Annotated[list[str] | None, ALLOW_OPTION] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Also log to TensorBoard here (extra `track`).")] = None,
     json_output: Annotated[bool, JSON_OPTION] = False,
@@ -64,10 +63,7 @@ def train(
     with open_tensorboard(tensorboard) as write, ProgressBar() as bar:
 
         def watch(row: dict[str, Any]) -> None:
-            bar.detail = (
-                f"loss {row['loss']:.4f}  lr {row['learning_rate']:.2e}  norm {row['grad_norm']:.3f}"
-                f"  {row['tokens_per_second']:,.0f} tokens/s{'  skipped' if row['skipped'] else ''}"
-            )
+            bar.detail = _detail(row)
             write(row)
 
         result = train_run(
@@ -86,6 +82,14 @@ def train(
         _show_goodput(whole, sessions[-1].goodput)
 
     emit(record, json_output, show)
+
+
+def _detail(row: dict[str, Any]) -> str:
+    """What stands behind the bar after an update."""
+    return (
+        f"loss {row['loss']:.4f}  lr {row['learning_rate']:.2e}  norm {row['grad_norm']:.3f}"
+        f"  {row['tokens_per_second']:,.0f} tokens/s{'  skipped' if row['skipped'] else ''}"
+    )
 
 
 def _show_goodput(whole: Any, session: Any) -> None:

@@ -39,8 +39,8 @@ def with_inputs(recipe: Recipe, *, remap: Sequence[str] = (), **given: str | Non
 
     A run folder stores its recipe, and must find its inputs again from any working directory.
     """
-    inputs = recipe.inputs.model_dump() | given
-    prefixes = parse_remap((*inputs.pop("remap"), *remap))
+    inputs = recipe.inputs.model_dump(exclude={"remap"}) | given
+    prefixes = parse_remap((*recipe.inputs.remap, *remap))
     resolved = {name: None if value is None else _absolute(value) for name, value in inputs.items()}
     items = tuple(f"{source}={_absolute(target)}" for source, target in prefixes.items())
     return recipe.model_copy(update={"inputs": Inputs(**resolved, remap=items)})
