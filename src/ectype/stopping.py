@@ -23,7 +23,8 @@ class _EndedAtOnceError(BaseException):
 class StopSignals:
     """Takes both signals over within `with`. The first one is remembered; later ones change nothing.
 
-    Use it in the main thread. Blocks may nest: the inner one has the signals while it lasts.
+    Use it in the main thread. Blocks may nest: the inner one has the signals while it lasts, and knows of one that came
+    before it.
     """
 
     def __init__(self) -> None:
@@ -32,11 +33,17 @@ class StopSignals:
         self._words: str | None = None
         """Said at the end of a program that ends at once; None where it must go on to a safe point."""
         self._finish: Callable[[], None] = lambda: None
+        self._outer: StopSignals | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stop-signals", daemon=True)
 
     def __enter__(self) -> "StopSignals":
         self._old_handlers = {number: signal.signal(number, self._came) for number in _SIGNALS}
+        outer = getattr(self._old_handlers[signal.SIGTERM], "__self__", None)
+        if isinstance(outer, StopSignals):
+            # The outer block's watch must not end the process while this one lasts.
+            self._outer, self._outer_words, outer._words = outer, outer._words, None
+            self.asked |= outer.asked
         # Python runs a handler only between two bytecodes of the main thread, which a long call never reaches. The
         # bytes that the interpreter writes here come at once.
         self._reader, self._writer = os.pipe()
@@ -53,6 +60,8 @@ class StopSignals:
         os.close(self._writer)
         self._thread.join()
         os.close(self._reader)
+        if self._outer is not None:
+            self._outer._words = self._outer_words
 
     @contextmanager
     def at_once(self, words: str, finish: Callable[[], None] = lambda: None) -> Iterator[None]:

@@ -85,8 +85,11 @@ def test_unfinished_and_foreign_folders_are_not_resumed_from(straight, tmp_path)
     train(run, until=5)
     for name in ("7", "00000007", "999", "00000999", "00000006.orbax-checkpoint-tmp-1"):
         (run / "checkpoints" / name / "weights").mkdir(parents=True)
-    train(run)
+    warnings = []
+    train(run, warn=warnings.append)
     assert_same(run, straight)
+    assert any("00000007" in text for text in warnings)
+    assert (run / "checkpoints/00000007/weights").is_dir()
 
 
 def test_a_renamed_checkpoint_is_refused(tmp_path):
@@ -100,6 +103,42 @@ def test_a_renamed_checkpoint_is_refused(tmp_path):
 
 def test_retention_keeps_landmarks_and_the_last(straight):
     assert finished_steps(straight) == [0, 4, 8, 9, 10]
+
+
+def test_retention_keeps_permanent_checkpoints(tmp_path):
+    train(tmp_path / "run", placement=["checkpoints.permanent_every_steps=3", "checkpoints.keep_last=1"])
+    assert finished_steps(tmp_path / "run") == [0, 3, 4, 6, 9, 10]
+
+
+def test_a_trace_and_step_times_without_compilation(tmp_path):
+    from ectype.run.goodput import read_goodput
+    from ectype.train.profile import ProfiledSteps
+
+    run, warm = tmp_path / "run", []
+    train(run, "model.d_ffn=40", until=6, profile=ProfiledSteps(2, 3), watch=warm.append)
+    assert list((run / "profile").rglob("*.xplane.pb"))
+    whole, (session,) = read_goodput(run)
+    assert session.ended == "done"
+    # The first update takes what the others take: its compilation stands elsewhere.
+    assert warm[0]["step_seconds"] < 0.5 * whole.compile_seconds
+    assert sum(row["step_seconds"] for row in warm) == pytest.approx(
+        whole.productive_seconds + whole.data_wait_seconds, rel=1e-6
+    )
+    assert warm[0]["device_memory_peak_bytes"] is None
+    assert warm[0]["process_memory_peak_bytes"] > 50e6
+    with pytest.raises(EctypeError, match="steps within 7-10"):
+        train(run, "model.d_ffn=40", profile=ProfiledSteps(5, 6))
+
+
+def test_a_run_whose_only_checkpoints_are_torn_is_never_begun_anew(tmp_path):
+    import shutil
+
+    run = tmp_path / "run"
+    train(run, "landmarks=[]", until=2, placement=["checkpoints.keep_last=1"])
+    shutil.rmtree(run / "checkpoints/00000002/ectype")
+    with pytest.raises(EctypeError, match="none of its checkpoints can be read: 00000002"):
+        train(run, "landmarks=[]")
+    assert (run / "checkpoints/00000002/weights").is_dir()
 
 
 def test_skip_history_survives_a_restart(tmp_path):

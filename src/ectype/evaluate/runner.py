@@ -20,6 +20,7 @@ from ectype.progress import Progress, silent
 from ectype.recipe.reference import LandmarkWeights, Reference
 from ectype.recipe.spec import Dtype, Model, Recipe
 from ectype.run.checkpoints import META_ITEM, WEIGHTS_ITEM, finished_steps
+from ectype.run.goodput import GoodputLog
 from ectype.run.manifest import load_run_recipe, read_manifest
 from ectype.run.paths import RunFolder
 
@@ -92,16 +93,17 @@ def evaluate_run(
     held_out = load_held_out(reference, window_tokens(recipe), recipe.model.vocab_size)
     settings = settings or default_settings(run_dir)
     results = {}
-    for number, step in enumerate(steps):
-        results[step] = evaluate_landmark(
-            step,
-            LandmarkWeights(weights=RunFolder(run_dir).checkpoint(step)),
-            reference.landmarks[step],
-            held_out,
-            settings,
-            RunFolder(run_dir).evaluation(step),
-            _part_of(progress, number, len(steps)),
-        )
+    with GoodputLog(run_dir).spending("evaluation"):
+        for number, step in enumerate(steps):
+            results[step] = evaluate_landmark(
+                step,
+                LandmarkWeights(weights=RunFolder(run_dir).checkpoint(step)),
+                reference.landmarks[step],
+                held_out,
+                settings,
+                RunFolder(run_dir).evaluation(step),
+                _part_of(progress, number, len(steps)),
+            )
     return results
 
 

@@ -1,0 +1,40 @@
+"""Random kills over one run: it finishes, reads every window once, and computes what the undisturbed run does."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from kills import Trainer, curve, every_window_once, kill_often, largest_loss_difference
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory):
+    return Trainer(tmp_path_factory.mktemp("cache"), 200)
+
+
+@pytest.fixture(scope="module")
+def straight(trainer, tmp_path_factory):
+    run = tmp_path_factory.mktemp("straight") / "run"
+    trainer.finish(run, placement=("checkpoints.every_steps=100000",))
+    return run
+
+
+@pytest.mark.slow
+def test_twenty_kills_change_nothing(trainer, straight, tmp_path):
+    kills = []
+    kill_often(trainer, tmp_path / "run", range(1, 21), hop=False, seed=7, tell=kills.append)
+    assert sum(kill.in_save for kill in kills) >= 5
+    trainer.finish(tmp_path / "run")
+    assert every_window_once(trainer, tmp_path / "run")
+    assert curve(tmp_path / "run") == curve(straight)
+
+
+@pytest.mark.slow
+def test_kills_while_the_device_count_changes(trainer, straight, tmp_path):
+    kill_often(trainer, tmp_path / "run", range(1, 9), hop=True, seed=8, tell=lambda kill: None)
+    trainer.finish(tmp_path / "run")
+    assert every_window_once(trainer, tmp_path / "run")
+    assert largest_loss_difference(tmp_path / "run", straight) < 1e-4
