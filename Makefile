@@ -5,6 +5,9 @@ PYTHON ?= python3
 OUT ?= runs/demo
 PYTEST_ARGS ?=
 
+# Huge pages for the tests' own processes; `ectype` itself asks for them (src/ectype/cli/huge_pages.py).
+export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+
 PINS := constraints.txt
 INSTALL = $(1)/bin/uv pip install -q --python $(1)/bin/python -c $(PINS) -b $(PINS)
 
