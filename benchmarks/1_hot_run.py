@@ -8,7 +8,6 @@ on a miss.
 """
 
 import argparse
-import csv
 import json
 import subprocess
 import sys
@@ -24,19 +23,23 @@ def ectype(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def main() -> None:
+    from ectype.recipe.reference import load_reference, read_training_log
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("reference")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    reference = load_reference(options.reference)
+    if reference.log is None:
+        parser.error(f"{options.reference} names no training log")
+    log = read_training_log(reference.log)
     run = str((options.out or Path(tempfile.mkdtemp())) / "run")
     ectype("train", "toy-hot", "--run", run).check_returncode()
     ectype("evaluate", run, "--reference", options.reference).check_returncode()
     compared = ectype("compare", run, "--reference", options.reference, "--twins", "3", "--json")
     verdict = json.loads(compared.stdout)
     ours = [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
-    with open(Path(options.reference, "log.csv")) as stream:
-        theirs = list(csv.DictReader(stream))
-    early = max(abs(a["loss"] - float(b["ce_loss"])) for a, b in zip(ours[:40], theirs[:40], strict=True))
+    early = max(abs(a["loss"] - b) for a, b in zip(ours[:40], log.loss[:40], strict=True))
     figures = Figures()
     figures.at_most("hot run: largest training-loss difference of 40 steps", early, "nats per token", 1e-5)
     for criterion in verdict["criteria"]:
