@@ -71,12 +71,13 @@ OTHER_VALUES: dict[str, Any] = {
     "schedule.kind": "linear",
     "schedule.peak": 1e-3,
     "schedule.warmup_steps": 10,
-    "schedule.horizon_steps": 641,
+    "schedule.horizon_steps": "epoch",
     "schedule.final_fraction": 0.0,
     "numerics.parameters": "bfloat16",
     "numerics.compute": "bfloat16",
     "numerics.gradient_reduction": "bfloat16",
     "numerics.moments": "bfloat16",
+    "hand_over": {},
     "duration_steps": 641,
 }
 ONE_LEGAL_VALUE = {"optimizer.kind"}
@@ -101,6 +102,14 @@ def _with(key: str, value: Any) -> Recipe:
 
 
 COMPUTED = [key for key in _leaves(BASE.model_dump(mode="json")) if key.split(".")[0] not in NOT_COMPUTED]
+HAND_OVER_VALUES: dict[str, Any] = {
+    "hand_over.source_step": 3,
+    "hand_over.moments": "reset",
+    "hand_over.adam_count": "reset",
+    "hand_over.schedule": "keep",
+    "hand_over.data_position": "keep",
+    "hand_over.skip_history": "keep",
+}
 
 
 def test_every_computed_field_is_tried() -> None:
@@ -114,6 +123,16 @@ def test_the_hash_changes_with_every_computed_field(key: str) -> None:
     assert any(found == key or found.startswith(f"{key}.") for found in recipe_differences(BASE, other))
 
 
+@pytest.mark.parametrize("key", HAND_OVER_VALUES)
+def test_the_hash_changes_with_every_field_of_the_hand_over(key: str) -> None:
+    stage = _with("hand_over", {})
+    assert stage.hand_over is not None
+    assert {f"hand_over.{name}" for name in type(stage.hand_over).model_fields} == HAND_OVER_VALUES.keys()
+    other = load_recipe("toy-calm", [f"{key}={HAND_OVER_VALUES[key]}"])
+    assert recipe_hash(other) != recipe_hash(stage)
+    assert list(recipe_differences(stage, other)) == [key]
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -123,6 +142,7 @@ def test_the_hash_changes_with_every_computed_field(key: str) -> None:
         ("inputs.index", "elsewhere/manifest.txt"),
         ("inputs.weights", None),
         ("inputs.padded_rows", None),
+        ("inputs.source", "elsewhere/run"),
         ("inputs.reference", None),
         ("evaluation.bootstrap_samples", 3),
     ],
@@ -140,6 +160,48 @@ def test_recipes_come_back_equal_from_yaml(name: str, tmp_path: Path) -> None:
     path.write_text(to_yaml(recipe), encoding="utf-8")
     assert load_recipe(str(path)) == recipe
     assert recipe_hash(load_recipe(str(path))) == recipe_hash(recipe)
+
+
+def _file(folder: Path, text: str) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_recipe_on_a_base_says_only_what_differs(tmp_path: Path) -> None:
+    text = "name: mine\nbase: toy-calm\nschedule: {peak: 1.0e-3}\nmodel: {window_pattern: [32, null]}\n"
+    mine = load_recipe(_file(tmp_path, text), ["schedule.warmup_steps=7"])
+    expected = {
+        "schedule.peak": (6e-4, 1e-3), "schedule.warmup_steps": (50, 7),
+        "model.window_pattern": ([64, 64, 64, None], [32, None]),
+    }  # fmt: skip
+    assert recipe_differences(BASE, mine) == expected
+    assert (mine.description, mine.landmarks, mine.inputs.index) == ("", (), None)
+
+
+def test_a_recipe_on_a_base_is_the_recipe_written_out(tmp_path: Path) -> None:
+    """What is hashed, shown and stored in a run is resolved: nothing is left of the base."""
+    mine = load_recipe(_file(tmp_path, "name: mine\nbase: toy-calm\nloss: {z_loss: 0.0}\n"))
+    whole = load_recipe(_file(tmp_path, to_yaml(mine)))
+    assert "base" not in to_yaml(mine)
+    assert whole == mine
+    assert recipe_hash(mine) == recipe_hash(load_recipe("toy-calm", ["loss.z_loss=0.0"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("base: toy-clam", "no shipped recipe"),
+        ("base: toy-hot", "on a base of its own"),
+        ("base: [toy-calm]", "no shipped recipe"),
+        ("base: ../../secrets", "no shipped recipe"),
+        ("base: toy-calm\nschedule: {peek: 1.0}", "unknown key 'schedule.peek'"),
+        ("base: toy-calm", "name is missing"),
+    ],
+)
+def test_a_bad_base_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(EctypeError, match=said):
+        load_recipe(_file(tmp_path, text))
 
 
 @pytest.mark.parametrize("axis", ["data", "fsdp"])

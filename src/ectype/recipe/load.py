@@ -17,6 +17,8 @@ Spec = TypeVar("Spec", Recipe, Placement)
 _SHIPPED = {"recipe": Path(__file__).parent / "recipes", "placement": Path(__file__).parent / "placements"}
 _NOT_COMPUTED = ("name", "description", "landmarks", "inputs", "evaluation")
 """Recipe fields that no update depends on; they stay out of the hash."""
+_NOT_INHERITED = ("name", "description", "landmarks", "inputs", "hand_over", "base")
+"""Of a recipe's `base`: what each recipe says for itself."""
 
 
 def shipped(kind: str) -> list[str]:
@@ -63,12 +65,12 @@ def parse_remap(items: Sequence[str]) -> dict[str, str]:
 
 def recipe_hash(recipe: Recipe) -> str:
     """SHA-256 of what is computed: the resolved recipe less its name, text, landmarks and input paths."""
-    return sha256_of_json(recipe.model_dump(mode="json", exclude=set(_NOT_COMPUTED)))
+    return sha256_of_json(_computed(recipe))
 
 
 def recipe_differences(stored: Recipe, asked: Recipe) -> dict[str, tuple[Any, Any]]:
     """Dotted field -> (stored, asked), for each computed field in which two recipes differ."""
-    left, right = (_flatten(r.model_dump(mode="json", exclude=set(_NOT_COMPUTED))) for r in (stored, asked))
+    left, right = (_flatten(_computed(recipe)) for recipe in (stored, asked))
     return {
         key: (left.get(key), right.get(key))
         for key in sorted(left.keys() | right.keys())
@@ -79,6 +81,14 @@ def recipe_differences(stored: Recipe, asked: Recipe) -> dict[str, tuple[Any, An
 def to_yaml(spec: BaseModel) -> str:
     """The resolved specification as YAML that loads back equal."""
     return yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _computed(recipe: Recipe) -> dict[str, Any]:
+    """What is computed. A stage that goes on from nothing has no word about it, so that its hash is that of old."""
+    values = recipe.model_dump(mode="json", exclude=set(_NOT_COMPUTED))
+    if recipe.hand_over is None:
+        del values["hand_over"]
+    return values
 
 
 def _absolute(path: str) -> str:
@@ -96,15 +106,50 @@ def _load(spec: type[Spec], kind: str, name_or_path: str, overrides: Sequence[st
                 f"one of {', '.join(shipped(kind))}, or a path ending in .yaml",
                 f"list them with `ectype recipes{'' if kind == 'recipe' else ' --placements'}`",
             )  # fmt: skip
+    values = _read(path, kind)
+    if spec is Recipe and "base" in values:
+        values = _on_base(values, f"{kind} {path}")
+    for override in overrides:
+        _override(spec, values, override)
+    return parse(spec, values, f"{kind} {name_or_path}")
+
+
+def _read(path: Path, kind: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise EctypeError(f"{kind} {path}: {error}", "a readable YAML file", "check the path and its syntax") from None
     if not isinstance(values, dict):
         raise EctypeError(f"{kind} {path} holds no mapping", "keys and values", "start from `ectype recipes show NAME`")
-    for override in overrides:
-        _override(spec, values, override)
-    return parse(spec, values, f"{kind} {name_or_path}")
+    return values
+
+
+def _on_base(values: dict[str, Any], source: str) -> dict[str, Any]:
+    """`values` over those of the shipped recipe that its key `base` names: keys of sections one by one, lists whole.
+
+    A base has no base itself, so that any recipe can be read off two files.
+    """
+    own = {key: value for key, value in values.items() if key != "base"}
+    name = values["base"]
+    found = _read(_SHIPPED["recipe"] / f"{name}.yaml", "recipe") if name in shipped("recipe") else None
+    if found is None or "base" in found:
+        fault = "no shipped recipe" if found is None else "a recipe on a base of its own"
+        raise EctypeError(
+            f"{source}: base {name!r}, {fault}", "the name of a shipped recipe without a base",
+            "see `ectype recipes`, or write all sections out",
+        )  # fmt: skip
+    return _merged({key: value for key, value in found.items() if key not in _NOT_INHERITED}, own)
+
+
+def _merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    both = {
+        key: _merged(under[key], over[key]) for key in under.keys() & over.keys() if _are_sections(under, over, key)
+    }
+    return under | over | both
+
+
+def _are_sections(under: dict[str, Any], over: dict[str, Any], key: str) -> bool:
+    return isinstance(under[key], dict) and isinstance(over[key], dict)
 
 
 def _override(spec: type[BaseModel], values: dict[str, Any], override: str) -> None:

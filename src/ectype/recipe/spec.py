@@ -164,8 +164,33 @@ class Schedule(Section):
     kind: Literal["cosine", "half_cosine", "linear", "constant"]
     peak: Annotated[float, Field(gt=0)]
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    horizon_steps: Positive
+    horizon_steps: Positive | Literal["epoch"]
+    """Where it ends; `epoch`: the whole batches of one pass over the windows that the index and the order give."""
     final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
+
+
+KeepOrReset = Literal["keep", "reset"]
+
+
+class HandOver(Section):
+    """How a stage begins from another one's checkpoint, whose weights it always keeps.
+
+    The defaults are what AI2's scripts for mid-training and long context do: a new trainer around the old weights and
+    the old optimiser.
+    """
+
+    source_step: Positive | None = None
+    """Updates behind the checkpoint to go on from; None: a run folder's newest, or the checkpoint given."""
+    moments: KeepOrReset = "keep"
+    """Adam's moments; `reset`: zeros."""
+    adam_count: KeepOrReset = "keep"
+    """Adam's count of updates, for its bias correction; `reset`: the recipe's `optimizer.count_starts_at`."""
+    schedule: KeepOrReset = "reset"
+    """`keep`: the update after the checkpoint's S updates has the rate of update S + 1; `reset`: that of update 1."""
+    data_position: KeepOrReset = "reset"
+    """`keep`: S batches of this order were read, and steps count on from S; `reset`: steps and batches begin anew."""
+    skip_history: KeepOrReset = "reset"
+    """Recent losses and norms of the skip rule; OLMo-core forgets them at every start of the program."""
 
 
 class Numerics(Section):
@@ -196,6 +221,8 @@ class Inputs(Section):
     """Step-0 weights: an Ectype checkpoint or a Hugging Face folder. None: drawn from `init_seed`."""
     padded_rows: str | None = None
     """Side file with the embedding and head rows that a Hugging Face export dropped."""
+    source: str | None = None
+    """What a stage with a `hand_over` goes on from: a run folder or one of its checkpoints."""
     reference: str | None = None
     """The reference run to compare with: a folder that holds `reference.json`."""
 
@@ -211,6 +238,8 @@ class Recipe(Section):
     optimizer: Optimizer = Optimizer()
     schedule: Schedule
     numerics: Numerics = Numerics()
+    hand_over: HandOver | None = None
+    """For a stage that goes on from another one's checkpoint."""
     evaluation: Evaluation = Evaluation()
     duration_steps: Positive
     landmarks: tuple[Annotated[int, Field(ge=0)], ...] = ()
