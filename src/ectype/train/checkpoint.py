@@ -5,6 +5,7 @@ A directory `checkpoints/<step>` exists only when it is complete: Orbax writes b
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ectype.recipe.placement import Checkpoints
 from ectype.recipe.spec import Recipe
 from ectype.run.checkpoints import META_ITEM, OPTIMIZER_ITEM, WEIGHTS_ITEM, delete, finished_steps
 from ectype.run.paths import RunFolder
+from ectype.train import snapshot
 from ectype.train.optimizer import init_optimizer
 from ectype.train.sharding import named
 from ectype.train.state import TrainState, from_optimizer_tree, optimizer_tree, state_specs
@@ -33,6 +35,8 @@ from ectype.weights.checkpoint import (
 )
 from ectype.weights.store import Leaf
 
+Tree = Any
+
 
 class Saver:
     """Writes a run's checkpoints in the background, one at a time, and keeps those that its policy names."""
@@ -41,6 +45,9 @@ class Saver:
         self._run_dir = run_dir
         self._recipe, self._policy = recipe, policy
         self._checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
+        self._background = ThreadPoolExecutor(1, "ectype-save")
+        self._begun: Future[None] | None = None
+        self._spare: Any = None
 
     def is_due(self, step: int) -> bool:
         """Whether the state after `step` updates is to be kept: a landmark, the cadence, or the end."""
@@ -58,17 +65,28 @@ class Saver:
         if path.exists():
             return
         description = describe(self._recipe.model, self._recipe.numerics.parameters, kind="run", step=step, **meta)
+        parts = {WEIGHTS_ITEM: state.params, OPTIMIZER_ITEM: optimizer_tree(state.optimizer, state.step)}
+        with self._named_failures():
+            if snapshot.can_copy(parts):
+                # Orbax takes the state apart on the calling thread, which takes longer than to copy it.
+                self._spare = snapshot.take(parts, self._spare)
+                self._begun = self._background.submit(self._begin, path, self._spare, description)
+            else:
+                self._begin(path, parts, description)
+
+    def _begin(self, path: Path, parts: Tree, description: dict[str, Any]) -> None:
         items = {
-            WEIGHTS_ITEM: ocp.args.StandardSave(state.params, save_args=save_arguments(state.params)),
-            OPTIMIZER_ITEM: ocp.args.StandardSave(optimizer_tree(state.optimizer, state.step)),
+            WEIGHTS_ITEM: ocp.args.StandardSave(parts[WEIGHTS_ITEM], save_args=save_arguments(parts[WEIGHTS_ITEM])),
+            OPTIMIZER_ITEM: ocp.args.StandardSave(parts[OPTIMIZER_ITEM]),
             META_ITEM: ocp.args.JsonSave(description),
         }
-        with self._named_failures():
-            self._checkpointer.save(path.absolute(), args=ocp.args.Composite(**items))
+        self._checkpointer.save(path.absolute(), args=ocp.args.Composite(**items))
 
     def check(self) -> None:
         """Raise EctypeError when the save in the background has already failed; never waits."""
         with self._named_failures():
+            if self._begun is not None and self._begun.done():
+                self._begun.result()
             self._checkpointer.check_for_errors()
 
     def wait(self) -> None:
@@ -78,6 +96,9 @@ class Saver:
             EctypeError: it failed.
         """
         with self._named_failures():
+            if self._begun is not None:
+                begun, self._begun = self._begun, None
+                begun.result()
             self._checkpointer.wait_until_finished()
         if jax.process_index() == 0:
             self._retain()
@@ -93,6 +114,7 @@ class Saver:
             if kind is None or issubclass(kind, Stopped):
                 raise
         finally:
+            self._background.shutdown()
             self._checkpointer.close()
 
     @contextmanager
