@@ -30,6 +30,8 @@ class StopSignals:
     def __init__(self) -> None:
         self.asked = False
         """Whether a signal came."""
+        self._interrupted = False
+        """Whether the main thread was interrupted by an exception."""
         self._words: str | None = None
         """Said at the end of a program that ends at once; None where it must go on to a safe point."""
         self._finish: Callable[[], None] = lambda: None
@@ -84,6 +86,11 @@ class StopSignals:
             self._words = None
         except _EndedAtOnceError:
             raise Stopped(words) from None
+        except Exception:
+            # Compiled code turns what interrupts it into errors of its own, as an import of NumPy does.
+            if not self._interrupted:
+                raise
+            raise Stopped(words) from None
         finally:
             self._words = None
         # A signal's exception may have been lost in a callback that ignores all of them.
@@ -93,6 +100,7 @@ class StopSignals:
     def _came(self, number: int, frame: Any) -> None:
         first, self.asked = not self.asked, True
         if first and self._words is not None:
+            self._interrupted = True
             raise _EndedAtOnceError
 
     def _watch(self) -> None:

@@ -180,12 +180,24 @@ def ask_and_swallow(signals):
     assert signals.asked
 
 
-@pytest.mark.parametrize("work", [ask_and_wait, ask_and_swallow])
+def ask_and_turn_into_an_error(signals):
+    try:
+        ask_and_wait(signals)
+    except BaseException:
+        raise ImportError("as compiled code does, with no cause of its own") from None
+
+
+@pytest.mark.parametrize("work", [ask_and_wait, ask_and_swallow, ask_and_turn_into_an_error])
 def test_a_signal_ends_a_block_in_which_nothing_can_be_lost(work):
     began = time.monotonic()
     with pytest.raises(Stopped, match="nothing was lost"):
         interrupted("nothing was lost", work)
     assert time.monotonic() - began < 2
+
+
+def test_an_error_without_a_signal_keeps_its_kind():
+    with pytest.raises(ImportError), StopSignals() as signals, signals.at_once("nothing lost"):
+        raise ImportError("a real one")
 
 
 def test_an_inner_block_knows_of_a_signal_that_an_outer_one_lost():
