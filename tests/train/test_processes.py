@@ -78,7 +78,10 @@ def one(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "placement"), [(2, []), (2, ["mesh.fsdp=2"]), (4, ["mesh.fsdp=2"])])
+@pytest.mark.parametrize(
+    ("count", "placement"),
+    [(2, []), (2, ["mesh.fsdp=2"]), (4, ["mesh.fsdp=2"]), (2, ["mesh.tensor=2"]), (4, ["mesh.context=2"])],
+)
 def test_processes_equal_one(one, tmp_path, count, placement):
     codes, errors = finish(start(tmp_path / "run", count, placement))
     assert codes == [0] * count, errors
@@ -136,3 +139,63 @@ def test_files_that_differ_on_one_host_are_refused_by_name_on_all(tmp_path, faul
     said = "process 1 refused its index" if fault == "cut" else f"other data than process 0: {tmp_path}/host0/b.npy"
     assert said in errors
     assert not (tmp_path / "run").exists()
+
+
+SAVE_ON_TWO = """
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental.multihost_utils import process_allgather
+
+from ectype.model.parameters import init_parameters
+from ectype.recipe.load import load_placement, load_recipe
+from ectype.train import distributed
+from ectype.train.checkpoint import Saver
+from ectype.train.sharding import make_mesh
+from ectype.train.state import fresh_state
+from ectype.train.step import DeviceBatch, build_train_step
+
+address, process, folder, settings = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
+distributed.join(address, 2, process)
+recipe, placement = load_recipe("toy-calm", settings), load_placement("cpu-one", ["mesh.tensor=2"])
+mesh = make_mesh(placement)
+state = fresh_state(init_parameters(recipe.model, 0), recipe, mesh)
+tokens = np.arange(64, dtype=np.int32).reshape(2, 32)
+batch = DeviceBatch(tokens, np.ones(2, bool), np.zeros(2, bool))
+state, _ = jax.jit(build_train_step(recipe, placement, mesh))(state, batch, np.float32(1e-3))
+with Saver(folder, recipe, placement.checkpoints) as saver:
+    saver.save(state, 1, {})
+whole = process_allgather(state, tiled=True)
+np.savez(folder / f"{process}.npz", *jax.tree.leaves(whole))
+"""
+
+
+def test_two_processes_to_one_is_bit_equal(tmp_path):
+    """C43: what two processes hold in halves, one process restores whole: parameters, moments and counters."""
+    import jax
+    import numpy as np
+
+    from ectype.recipe.load import load_placement
+    from ectype.train.checkpoint import restore
+    from ectype.train.sharding import make_mesh
+
+    port = free_port()
+    (tmp_path / "checkpoints").mkdir()
+    command = [sys.executable, "-c", SAVE_ON_TWO, f"127.0.0.1:{port}"]
+    flags = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    started = [
+        subprocess.Popen([*command, str(process), str(tmp_path), *SETTINGS], env=os.environ | flags, stderr=-1)
+        for process in (0, 1)
+    ]
+    codes, errors = finish(started)
+    assert codes == [0, 0], errors
+    state, _ = restore(tmp_path, 1, load_recipe("toy-calm", SETTINGS), make_mesh(load_placement("cpu-one")))
+    for process in (0, 1):
+        held = np.load(tmp_path / f"{process}.npz")
+        leaves = jax.tree.leaves(state)
+        assert len(held.files) == len(leaves)
+        for name, leaf in zip(held.files, leaves, strict=True):
+            assert np.array_equal(held[name], np.asarray(leaf))
+            assert held[name].dtype == leaf.dtype

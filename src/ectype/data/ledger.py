@@ -217,6 +217,8 @@ def _session_spans(records: np.ndarray, process: int, session: int, end: int | N
 
 
 def _rows_records(rows: np.ndarray) -> list[bytes]:
+    if not len(rows):
+        return [_record(ROWS, 1, (0, 0))]  # Other processes record what this one reads.
     runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
     return [_record(ROWS, len(runs), (int(run[0]), len(run)), part) for part, run in enumerate(runs)]
 

@@ -21,6 +21,20 @@ def process_rows(sharding: Any, global_batch_windows: int) -> np.ndarray:
     return np.flatnonzero(rows)
 
 
+def recorded_rows(sharding: Any, global_batch_windows: int, process: int) -> np.ndarray:
+    """Of the rows that `process` reads, those that it records: its device is the first of all that hold them.
+
+    Where devices of several processes hold one row, each of them reads it, and one alone records it. [b] int64.
+    """
+    rows, seen = np.zeros(global_batch_windows, bool), set()
+    for device, index in sharding.devices_indices_map((global_batch_windows, len(sharding.device_set))).items():
+        bounds = index[0].indices(global_batch_windows)
+        if bounds not in seen:
+            seen.add(bounds)
+            rows[index[0]] = device.process_index == process
+    return np.flatnonzero(rows)
+
+
 def host_rows(host: int, hosts: int, global_batch_windows: int) -> np.ndarray:
     """Rows of host `host` when `hosts` hosts share the batch in equal contiguous parts. [B / hosts] int64.
 

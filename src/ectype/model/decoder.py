@@ -9,7 +9,7 @@ are stacked as [N, ...]; layers left over after the last whole pattern run one b
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from ectype.model.attention import attention
 from ectype.model.linear import gated_silu, linear
 from ectype.model.norm import rms_norm
+from ectype.model.parallel import UNSPLIT, Split
 from ectype.model.rope import rotary_tables, rotate
 from ectype.recipe.spec import Model
 
@@ -26,6 +27,15 @@ Tree = dict[str, Any]
 Initializer = Callable[[tuple[int, ...]], jax.Array]
 Rotary = tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 """cos and sin [L, R] of sliding layers, then of full-attention layers."""
+
+
+class Surroundings(NamedTuple):
+    """What every layer of one pass shares: document ids [B, L], the kernel's block of queries, angles, the split."""
+
+    segment_ids: jax.Array | None
+    block_tokens: int | None
+    rotary: Rotary
+    split: Split = UNSPLIT
 
 
 class Attention(nnx.Module):
@@ -46,20 +56,28 @@ class Attention(nnx.Module):
             self.key_bias = nnx.Param(ones((*stack, key_dim)) * 0)
             self.value_bias = nnx.Param(ones((*stack, key_dim)) * 0)
 
-    def __call__(
-        self, x_BLD: jax.Array, model: Model, window: int | None, segment_ids_BL: jax.Array | None,
-        block_tokens: int | None, rotary: Rotary,
-    ) -> jax.Array:  # fmt: skip
-        query, key, value = self.project(x_BLD, model)
-        cos, sin = rotary[window is None]
+    def __call__(self, x_BLD: jax.Array, model: Model, window: int | None, around: Surroundings) -> jax.Array:
+        split = around.split
+        query, key, value = self.project(x_BLD, model, split)
+        cos, sin = around.rotary[window is None]
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        context = attention(query, key, value, window, segment_ids_BL, block_tokens)
+        query, key, value = split.to_heads(query), split.to_heads(key), split.to_heads(value)
+        context = attention(query, key, value, window, around.segment_ids, around.block_tokens)
+        context = split.to_sequence(context)
         context = checkpoint_name(context.reshape(*x_BLD.shape[:2], -1), "context")
-        return checkpoint_name(linear(context, self.output[...]), "attention_output")
+        return checkpoint_name(split.leave(linear(context, self.output[...])), "attention_output")
 
-    def project(self, x_BLD: jax.Array, model: Model) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Normalised query [B, L, H, K] and key [B, L, G, K], and value [B, L, G, K], before rotation."""
-        query, key, value = linear(x_BLD, self.query[...]), linear(x_BLD, self.key[...]), linear(x_BLD, self.value[...])
+    def project(self, x_BLD: jax.Array, model: Model, split: Split = UNSPLIT) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Normalised query [B, L, H, K] and key [B, L, G, K], and value [B, L, G, K], before rotation.
+
+        Of a split model: this device's heads. Key-value heads that do not divide among the tensor devices are computed
+        by all of them; each then takes those that its query heads use.
+        """
+        shared_keys = split.shares_keys(model.n_kv_heads)
+        entered = split.enter(x_BLD)
+        to_key = x_BLD if shared_keys else entered
+        query, key = linear(entered, self.query[...]), linear(to_key, self.key[...])
+        value = linear(to_key, self.value[...])
         if model.attention_bias:
             query = query + self.query_bias[...].astype(query.dtype)
             key = key + self.key_bias[...].astype(key.dtype)
@@ -68,12 +86,15 @@ class Attention(nnx.Module):
         value = checkpoint_name(value, "value")
         if model.qk_norm == "projection":
             # The whole projection shares one RMS: OLMo normalises before the split into heads.
-            query = rms_norm(query, self.query_norm[...], model.norm_eps)
-            key = rms_norm(key, self.key_norm[...], model.norm_eps)
+            query = rms_norm(query, self.query_norm[...], model.norm_eps, split)
+            key = rms_norm(key, self.key_norm[...], model.norm_eps, None if shared_keys else split)
         heads = [z.reshape(*z.shape[:2], -1, model.head_dim) for z in (query, key, value)]
         if model.qk_norm == "head":
-            heads[0] = rms_norm(heads[0], self.query_norm[...], model.norm_eps)
-            heads[1] = rms_norm(heads[1], self.key_norm[...], model.norm_eps)
+            key_norm = self.key_norm[...] if shared_keys else split.enter(self.key_norm[...])
+            heads[0] = rms_norm(heads[0], split.enter(self.query_norm[...]), model.norm_eps)
+            heads[1] = rms_norm(heads[1], key_norm, model.norm_eps)
+        if shared_keys:
+            heads[1:] = split.own_keys(heads[1]), split.own_keys(heads[2])
         return heads[0], heads[1], heads[2]
 
 
@@ -85,10 +106,11 @@ class GatedMlp(nnx.Module):
         self.up = nnx.Param(draw((*stack, model.d_ffn, model.d_model)))
         self.down = nnx.Param(draw((*stack, model.d_model, model.d_ffn)))
 
-    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+    def __call__(self, x_BLD: jax.Array, split: Split) -> jax.Array:
+        x_BLD = split.enter(x_BLD)
         gate = checkpoint_name(linear(x_BLD, self.gate[...]), "gate")
         up = checkpoint_name(linear(x_BLD, self.up[...]), "up")
-        return checkpoint_name(linear(gated_silu(gate, up), self.down[...]), "mlp_output")
+        return checkpoint_name(split.leave(linear(gated_silu(gate, up), self.down[...])), "mlp_output")
 
 
 class Layer(nnx.Module):
@@ -100,17 +122,14 @@ class Layer(nnx.Module):
         self.attention_norm = nnx.Param(ones((*stack, model.d_model)))
         self.mlp_norm = nnx.Param(ones((*stack, model.d_model)))
 
-    def __call__(
-        self, x_BLD: jax.Array, model: Model, window: int | None, segment_ids_BL: jax.Array | None,
-        block_tokens: int | None, rotary: Rotary,
-    ) -> jax.Array:  # fmt: skip
-        attend = (model, window, segment_ids_BL, block_tokens, rotary)
+    def __call__(self, x_BLD: jax.Array, model: Model, window: int | None, around: Surroundings) -> jax.Array:
+        attend = (model, window, around)
         x_BLD = checkpoint_name(x_BLD, "layer_input")
         if model.norm_placement == "after":
             x_BLD = x_BLD + rms_norm(self.attention(x_BLD, *attend), self.attention_norm[...], model.norm_eps)
-            return x_BLD + rms_norm(self.mlp(x_BLD), self.mlp_norm[...], model.norm_eps)
+            return x_BLD + rms_norm(self.mlp(x_BLD, around.split), self.mlp_norm[...], model.norm_eps)
         x_BLD = x_BLD + self.attention(rms_norm(x_BLD, self.attention_norm[...], model.norm_eps), *attend)
-        return x_BLD + self.mlp(rms_norm(x_BLD, self.mlp_norm[...], model.norm_eps))
+        return x_BLD + self.mlp(rms_norm(x_BLD, self.mlp_norm[...], model.norm_eps), around.split)
 
 
 class Rows(nnx.Module):
@@ -196,23 +215,25 @@ def forward(
     block_tokens: int | None = None,
     remat: Callable[[Any], Any] = _same,
     gather: Callable[[str, Tree], Tree] = _whole,
+    split: Split = UNSPLIT,
 ) -> jax.Array:
     """Hidden states after the final norm, [B, L, D] in `compute_dtype`, of int32 tokens [B, L].
 
     Args:
+        segment_ids_BL: the document of each token of the whole sequence.
         remat: wraps the function of one block of layers, to choose what the backward pass recomputes.
         gather: makes sharded parameters whole just before use: called with the part's name (`embedding`, `blocks`,
             `rest`, `norm`) and its tree; for `blocks` the tree is one block's, without the stack axis.
+        split: how this device's parameters and its stretch of the sequence, `tokens_BL`, are part of whole ones.
     """
-    embedding_VD = gather("embedding", params["embedding"])["weight"]
-    x_BLD = jnp.take(embedding_VD, tokens_BL, axis=0).astype(compute_dtype)
-    rotary = layer_rotary(model, jnp.arange(tokens_BL.shape[1], dtype=jnp.int32))
-    common = (segment_ids_BL, block_tokens, rotary)
+    x_BLD = embed(gather("embedding", params["embedding"])["weight"], tokens_BL, compute_dtype, split)
+    rotary = layer_rotary(model, split.positions(tokens_BL.shape[1]))
+    around = Surroundings(segment_ids_BL, block_tokens, rotary, split)
 
     def layers(part: str, x_BLD: jax.Array, slots: Tree) -> jax.Array:
         slots = gather(part, slots)
         for slot in range(len(slots)):
-            x_BLD = layer_module(slots[str(slot)], model)(x_BLD, model, model.window_pattern[slot], *common)
+            x_BLD = layer_module(slots[str(slot)], model)(x_BLD, model, model.window_pattern[slot], around)
         return x_BLD
 
     if "blocks" in params:
@@ -221,6 +242,17 @@ def forward(
     if "rest" in params:
         x_BLD = remat(lambda x_BLD, slots: layers("rest", x_BLD, slots))(x_BLD, params["rest"])
     return rms_norm(x_BLD, gather("norm", params["norm"])["weight"], model.norm_eps)
+
+
+def embed(weight_VD: jax.Array, tokens_BL: jax.Array, compute_dtype: str, split: Split) -> jax.Array:
+    """Rows of the embedding, [B, L, D] in `compute_dtype`; each tensor device adds those that it holds."""
+    if split.tensor == 1:
+        return jnp.take(weight_VD, tokens_BL, axis=0).astype(compute_dtype)
+    rows = weight_VD.shape[0]
+    ids_BL = split.own_ids(tokens_BL, rows)
+    held_BL = (ids_BL >= 0) & (ids_BL < rows)
+    own_BLD = jnp.take(weight_VD, jnp.where(held_BL, ids_BL, 0), axis=0).astype(compute_dtype)
+    return split.leave(jnp.where(held_BL[..., None], own_BLD, 0))
 
 
 def layer_forward(
@@ -234,7 +266,8 @@ def layer_forward(
 ) -> jax.Array:
     """One layer alone, [B, L, D] to [B, L, D], for checks that hold a single layer in memory."""
     rotary = layer_rotary(model, jnp.arange(x_BLD.shape[1], dtype=jnp.int32))
-    return layer_module(layer_params, model)(x_BLD, model, window, segment_ids_BL, block_tokens, rotary)
+    around = Surroundings(segment_ids_BL, block_tokens, rotary)
+    return layer_module(layer_params, model)(x_BLD, model, window, around)
 
 
 def head_weight(params: Tree, model: Model) -> jax.Array:

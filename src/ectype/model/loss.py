@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ectype.model.linear import product_over_rows
+from ectype.model.parallel import UNSPLIT, Split
 
 
 def next_token_targets(tokens_BL: jax.Array, keep_B: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -22,9 +23,15 @@ def next_token_targets(tokens_BL: jax.Array, keep_B: jax.Array) -> tuple[jax.Arr
     return targets, (keep_B[:, None] & has_target_L).astype(jnp.float32)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 def summed_loss(
-    hidden_ND: jax.Array, head_VD: jax.Array, targets_N: jax.Array, mask_N: jax.Array, z_loss: float, chunk_tokens: int
+    hidden_ND: jax.Array,
+    head_VD: jax.Array,
+    targets_N: jax.Array,
+    mask_N: jax.Array,
+    z_loss: float,
+    chunk_tokens: int,
+    split: Split = UNSPLIT,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """objective, (cross-entropy, z-loss): float32 sums over the masked-in tokens, in nats.
 
@@ -33,15 +40,21 @@ def summed_loss(
     only the objective is differentiable. Logits are
     float32 over all V rows. Under differentiation the gradient is computed together with the value, chunk by chunk,
     so the head's product is not recomputed.
+
+    With `split`, each tensor device holds its rows of the head, all of them the hidden states, and each gets the whole
+    sums and the whole gradient of the hidden states.
     """
-    return _over_chunks(hidden_ND, head_VD, targets_N, mask_N, z_loss, chunk_tokens, with_gradient=False)[0]
+    return _over_chunks(hidden_ND, head_VD, targets_N, mask_N, z_loss, chunk_tokens, split, with_gradient=False)[0]
 
 
-def _forward(hidden_ND, head_VD, targets_N, mask_N, z_loss, chunk_tokens):
-    return _over_chunks(hidden_ND, head_VD, targets_N, mask_N, z_loss, chunk_tokens, with_gradient=True)
+def _forward(hidden_ND, head_VD, targets_N, mask_N, z_loss, chunk_tokens, split):
+    sums, (grad_hidden_ND, grad_head_VD) = _over_chunks(
+        hidden_ND, head_VD, targets_N, mask_N, z_loss, chunk_tokens, split, with_gradient=True
+    )
+    return sums, (split.plain_sum(grad_hidden_ND), grad_head_VD)
 
 
-def _backward(z_loss, chunk_tokens, gradients, cotangents):
+def _backward(z_loss, chunk_tokens, split, gradients, cotangents):
     objective_cotangent, _ = cotangents
     grad_hidden_ND, grad_head_VD = (gradient * objective_cotangent.astype(gradient.dtype) for gradient in gradients)
     return grad_hidden_ND, grad_head_VD, None, None
@@ -51,11 +64,11 @@ summed_loss.defvjp(_forward, _backward)
 
 
 def _over_chunks(
-    hidden_ND, head_VD, targets_N, mask_N, z_loss, chunk_tokens, with_gradient
+    hidden_ND, head_VD, targets_N, mask_N, z_loss, chunk_tokens, split, with_gradient
 ) -> tuple[Any, tuple[Any, ...]]:
     """((objective, (cross-entropy, z-loss)), (grad_hidden [N, D], grad_head [V, D]) or ())."""
     tokens, width = hidden_ND.shape
-    chunk = partial(_chunk, head_VD=head_VD, z_loss=z_loss, with_gradient=with_gradient)
+    chunk = partial(_chunk, head_VD=head_VD, z_loss=z_loss, split=split, with_gradient=with_gradient)
     if tokens <= chunk_tokens:
         return chunk(hidden_ND, targets_N, mask_N)
     missing = -tokens % chunk_tokens  # The last chunk is filled up with masked tokens.
@@ -77,14 +90,15 @@ def _over_chunks(
     return sums, (grad_hidden.reshape(-1, width)[:tokens], grad_head[0])
 
 
-def _chunk(hidden_CD, targets_C, mask_C, *, head_VD, z_loss, with_gradient) -> tuple[Any, tuple[Any, ...]]:
+def _chunk(hidden_CD, targets_C, mask_C, *, head_VD, z_loss, split, with_gradient) -> tuple[Any, tuple[Any, ...]]:
     head = head_VD.astype(hidden_CD.dtype)
     logits_CV = jax.lax.dot_general(hidden_CD, head, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    highest_C1 = jnp.max(logits_CV, axis=1, keepdims=True)
+    highest_C1 = split.plain_max(jnp.max(logits_CV, axis=1, keepdims=True))
     powers_CV = jnp.exp(logits_CV - highest_C1)
-    total_C1 = jnp.sum(powers_CV, axis=1, keepdims=True)
+    total_C1 = split.plain_sum(jnp.sum(powers_CV, axis=1, keepdims=True))
     log_total_C = (highest_C1 + jnp.log(total_C1))[:, 0]
-    target_logit_C = jnp.take_along_axis(logits_CV, targets_C[:, None], axis=1)[:, 0]
+    targets_C = split.own_ids(targets_C, head.shape[0])
+    target_logit_C = _target_logits(logits_CV, targets_C, split)
     cross_entropy = jnp.sum((log_total_C - target_logit_C) * mask_C)
     penalty = z_loss * jnp.sum(log_total_C * log_total_C * mask_C)
     sums = cross_entropy + penalty, (cross_entropy, penalty)
@@ -98,3 +112,12 @@ def _chunk(hidden_CD, targets_C, mask_C, *, head_VD, z_loss, with_gradient) -> t
     grad_hidden_CD = jax.lax.dot_general(grad_logits_CV, head, (((1,), (0,)), ((), ())))
     grad_head_VD = product_over_rows(grad_logits_CV, hidden_CD)
     return sums, (grad_hidden_CD, grad_head_VD.astype(head_VD.dtype))
+
+
+def _target_logits(logits_CV: jax.Array, targets_C: jax.Array, split: Split) -> jax.Array:
+    """The logit of each target; a target outside [0, V) is in another tensor device's rows."""
+    if split.tensor == 1:
+        return jnp.take_along_axis(logits_CV, targets_C[:, None], axis=1)[:, 0]
+    rows = logits_CV.shape[1]
+    own_C = jnp.take_along_axis(logits_CV, jnp.clip(targets_C, 0, rows - 1)[:, None], axis=1)[:, 0]
+    return split.plain_sum(jnp.where((targets_C >= 0) & (targets_C < rows), own_C, 0))

@@ -3,12 +3,18 @@
 import jax
 import jax.numpy as jnp
 
+from ectype.model.parallel import Split
 
-def rms_norm(x_D: jax.Array, weight_D: jax.Array, epsilon: float) -> jax.Array:
+
+def rms_norm(x_D: jax.Array, weight_D: jax.Array, epsilon: float, split: Split | None = None) -> jax.Array:
     """x / rms(x) * weight over the last axis (Zhang & Sennrich 2019, arXiv:1910.07467).
 
-    Computed in float32, weight included, then cast back to the dtype of `x_D`, as OLMo-core does.
+    Computed in float32, weight included, then cast back to the dtype of `x_D`, as OLMo-core does. With `split`, tensor
+    devices hold equal parts of the axis, and the RMS is over all of them.
     """
     x32 = x_D.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + epsilon)
+    mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
+    if split is not None:
+        mean_square = split.mean(mean_square)
+    scale = jax.lax.rsqrt(mean_square + epsilon)
     return (x32 * scale * weight_D.astype(jnp.float32)).astype(x_D.dtype)

@@ -6,9 +6,17 @@ from pydantic import Field
 
 from ectype.recipe.spec import Positive, Section
 
+Activation = Literal["layer_input", "query", "key", "value", "context", "attention_output", "gate", "up", "mlp_output"]
+"""Activations of a layer that the backward pass can be told to keep, by the names that the model gives them."""
+MomentsMemory = Literal["device", "pinned_host"]
+
 
 class Mesh(Section):
-    """Devices along each axis; -1 takes what is left. `data` replicates parameters, `fsdp` shards them."""
+    """Devices along each axis; -1 takes what is left.
+
+    `data` replicates parameters and splits the batch; `fsdp` splits both; `tensor` splits heads, ffn channels and
+    vocabulary; `context` splits sequences.
+    """
 
     data: Positive | Literal[-1] = -1
     fsdp: Positive | Literal[-1] = 1
@@ -44,8 +52,10 @@ class Placement(Section):
     mesh: Mesh = Mesh()
     micro_batch_windows: Positive | None = None
     """Windows per device and micro-batch; None: the whole share of the device at once."""
-    remat: tuple[str, ...] | Literal["none", "full"] = "none"
+    remat: tuple[Activation, ...] | Literal["none", "full"] = "none"
     """`none` keeps all activations, `full` recomputes each block, a list keeps those activations by name."""
+    moments_memory: MomentsMemory = "device"
+    """Where the optimiser's moments lie between updates; `pinned_host` frees device memory and costs transfers."""
     loss_chunk_tokens: Positive = 2048
     attention_block_tokens: Positive | None = None
     """Query and key block of the blockwise kernel; None lets the kernel choose by length and window."""

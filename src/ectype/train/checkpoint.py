@@ -16,14 +16,13 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
 from ectype.errors import DamagedCheckpointError, EctypeError, Stopped
-from ectype.recipe.placement import Checkpoints
+from ectype.recipe.placement import Checkpoints, MomentsMemory
 from ectype.recipe.spec import Recipe
 from ectype.run.checkpoints import META_ITEM, OPTIMIZER_ITEM, WEIGHTS_ITEM, delete, finished_steps
 from ectype.run.paths import RunFolder
 from ectype.train import snapshot
 from ectype.train.optimizer import init_optimizer
-from ectype.train.sharding import named
-from ectype.train.state import TrainState, from_optimizer_tree, optimizer_tree, state_specs
+from ectype.train.state import TrainState, from_optimizer_tree, optimizer_tree, state_shardings
 from ectype.weights import store, tree
 from ectype.weights.checkpoint import (
     describe,
@@ -141,7 +140,9 @@ def unwritable(run_dir: Path, what: str) -> EctypeError:
     )  # fmt: skip
 
 
-def restore(run_dir: Path, step: int, recipe: Recipe, mesh: Mesh) -> tuple[TrainState, dict[str, Any]]:
+def restore(
+    run_dir: Path, step: int, recipe: Recipe, mesh: Mesh, moments_memory: MomentsMemory = "device"
+) -> tuple[TrainState, dict[str, Any]]:
     """The state after `step` updates, laid out on `mesh` whatever mesh wrote it, and its description.
 
     Raises:
@@ -149,7 +150,7 @@ def restore(run_dir: Path, step: int, recipe: Recipe, mesh: Mesh) -> tuple[Train
     """
     path = RunFolder(run_dir).checkpoint(step)
     meta = read_meta(path)
-    shardings = named(mesh, state_specs(recipe, mesh))
+    shardings = state_shardings(recipe, mesh, moments_memory)
     params, _ = load_weights(path, shardings=shardings.params, model=recipe.model)
     found = {leaf.dtype for leaf in jax.tree.leaves(params)}
     if found != {np.dtype(recipe.numerics.parameters)}:
@@ -186,7 +187,12 @@ def restore(run_dir: Path, step: int, recipe: Recipe, mesh: Mesh) -> tuple[Train
 
 
 def restore_newest(
-    run_dir: Path, steps: Sequence[int], recipe: Recipe, mesh: Mesh, warn: Callable[[str], None]
+    run_dir: Path,
+    steps: Sequence[int],
+    recipe: Recipe,
+    mesh: Mesh,
+    warn: Callable[[str], None],
+    moments_memory: MomentsMemory = "device",
 ) -> tuple[TrainState, dict[str, Any]]:
     """State and description of the newest of `steps` that can be read in full; `warn` names each one that can't.
 
@@ -195,7 +201,7 @@ def restore_newest(
     """
     for step in sorted(steps, reverse=True):
         try:
-            return restore(run_dir, step, recipe, mesh)
+            return restore(run_dir, step, recipe, mesh, moments_memory)
         except DamagedCheckpointError as error:
             warn(f"skipped a damaged checkpoint: {error.found}")
     raise none_readable(run_dir, sorted(steps))

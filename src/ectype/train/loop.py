@@ -19,7 +19,7 @@ from ectype.data.digest import hexadecimal
 from ectype.data.index import load_index
 from ectype.data.ledger import Ledger
 from ectype.data.loader import Batch, open_loader
-from ectype.data.rows import process_rows
+from ectype.data.rows import process_rows, recorded_rows
 from ectype.data.tokenindex import TokenIndex
 from ectype.errors import EctypeError, Stopped
 from ectype.model.parameters import init_parameters
@@ -37,7 +37,7 @@ from ectype.train.agreement import agreed_index
 from ectype.train.measurement import open_meter
 from ectype.train.profile import ProfiledSteps, Tracer
 from ectype.train.schedule import learning_rate
-from ectype.train.sharding import BATCH_AXES, check_batch, make_mesh, prepare_devices
+from ectype.train.sharding import BATCH_AXES, check_fit, make_mesh, prepare_devices
 from ectype.train.state import TrainState, fresh_state, perturbed
 from ectype.train.step import DeviceBatch, build_train_step
 from ectype.train.watchdog import Watchdog
@@ -137,7 +137,7 @@ def _open_job(
     """Devices, index and run folder, before anything is trained; `held` keeps the folder locked and watched."""
     prepare_devices(placement)
     mesh = make_mesh(placement)
-    check_batch(recipe.data, mesh, placement)
+    check_fit(recipe, mesh, placement)
     if recipe.inputs.index is None:
         raise EctypeError("the recipe names no index", "inputs.index", "give --index FILE")
     first = jax.process_index() == 0
@@ -208,13 +208,15 @@ def _begin(job: Job) -> tuple[TrainState, int]:
     newest = distributed.from_first_process(max(steps, default=None))
     if newest is not None:
         job.watchdog.phase(f"restoring step {newest}")
-        state, meta = checkpoint.restore_newest(job.run_dir, steps, job.recipe, job.mesh, job.watchers.warn)
+        state, meta = checkpoint.restore_newest(
+            job.run_dir, steps, job.recipe, job.mesh, job.watchers.warn, job.placement.moments_memory
+        )
         run_folder.check_description(job.run_dir, meta, job.recipe, job.index)
         return state, meta["step"]
     if damaged:
         raise checkpoint.none_readable(job.run_dir, [path.name for path in damaged])
     job.watchdog.phase("loading step-0 weights")
-    return fresh_state(_initial_weights(job), job.recipe, job.mesh), 0
+    return fresh_state(_initial_weights(job), job.recipe, job.mesh, job.placement.moments_memory), 0
 
 
 def _initial_weights(job: Job) -> Any:
@@ -235,6 +237,8 @@ def _train(job: Job, state: TrainState, start: int, end: int, saver: checkpoint.
         return Result(start, None)
     ledger = Ledger(job.run_dir, jax.process_index(), jax.process_count())
     ledger.begin(start)
+    windows = job.recipe.data.global_batch_windows
+    recorded = np.isin(job.rows, recorded_rows(job.batch_sharding, windows, jax.process_index()))
     _record_lost(job, start)
     loader, row, step, stall = job.placement.loader, None, start, 0.0
     meter = open_meter(job.recipe, job.placement, job.mesh.size)
@@ -261,7 +265,7 @@ def _train(job: Job, state: TrainState, start: int, end: int, saver: checkpoint.
             values = jax.device_get(metrics)
             row = meter.row(step, rate, values, batch, time.perf_counter() - began, stall)
             tracer.after(step)
-            ledger.append(batch.batch_number, job.rows, batch.window_ids)
+            ledger.append(batch.batch_number, job.rows[recorded], batch.window_ids[recorded])
             metrics_file.write(row)
             job.goodput.updated(row["step_seconds"])
             job.watchers.row(row)

@@ -1,5 +1,6 @@
 """Which device holds what: the mesh of a placement, and where each parameter is split."""
 
+import math
 from typing import Any
 
 import jax
@@ -7,12 +8,33 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ectype.errors import EctypeError
+from ectype.model.decoder import parameter_shapes
+from ectype.model.parallel import CONTEXT, TENSOR, Split
 from ectype.recipe.placement import Placement
-from ectype.recipe.spec import Data
+from ectype.recipe.spec import Model, Recipe
 
 Tree = Any
-BATCH_AXES = ("data", "fsdp")
-"""Mesh axes over which the rows of a batch are split; `fsdp` also splits parameters and moments."""
+MESH_AXES = ("data", "fsdp", CONTEXT, TENSOR)
+"""Outermost first: neighbouring devices share a copy's tensors, then its sequences, then its parameters."""
+
+LOGICAL_AXES: dict[str, tuple[str, ...]] = {
+    "batch": ("data", "fsdp"), "sequence": (CONTEXT,), "embed": ("fsdp",), "blocks": (), "head_dim": (),
+    "vocabulary": (TENSOR,), "heads": (TENSOR,), "kv_heads": (TENSOR,), "ffn": (TENSOR,),
+}  # fmt: skip
+"""The mesh axes that split each logical axis of a parameter or of a batch."""
+
+LEAF_AXES: dict[str, tuple[str, ...]] = {
+    "embedding.weight": ("vocabulary", "embed"), "head.weight": ("vocabulary", "embed"), "norm.weight": ("embed",),
+    "query": ("heads", "embed"), "key": ("kv_heads", "embed"), "value": ("kv_heads", "embed"),
+    "output": ("embed", "heads"), "query_norm": ("heads",), "key_norm": ("kv_heads",),
+    "query_bias": ("heads",), "key_bias": ("kv_heads",), "value_bias": ("kv_heads",),
+    "gate": ("ffn", "embed"), "up": ("ffn", "embed"), "down": ("embed", "ffn"),
+    "attention_norm": ("embed",), "mlp_norm": ("embed",),
+}  # fmt: skip
+"""The logical axes of each parameter leaf by its last one or two names, the stack axis of `blocks` left out."""
+
+BATCH_AXES = LOGICAL_AXES["batch"]
+"""Mesh axes over which the rows of a batch are split."""
 
 
 def prepare_devices(placement: Placement) -> None:
@@ -37,23 +59,18 @@ def prepare_devices(placement: Placement) -> None:
 
 
 def make_mesh(placement: Placement) -> Mesh:
-    """The mesh over all devices of the job, axes in the order data, fsdp.
+    """The mesh over all devices of the job, axes in the order of `MESH_AXES`.
 
     Raises:
-        EctypeError: the axes do not multiply to the devices at hand, or ask for an axis that is not there yet.
+        EctypeError: the axes do not multiply to the devices at hand.
     """
     axes = placement.mesh
-    if axes.tensor != 1 or axes.context != 1:
-        raise EctypeError(
-            f"placement {placement.name}: mesh.tensor {axes.tensor}, mesh.context {axes.context}",
-            "1 for both: this version splits over data and fsdp only", "use mesh.fsdp to split parameters",
-        )  # fmt: skip
     devices = (
         jax.devices()
         if placement.platform != "cpu"
         else jax.devices()[: (placement.devices or 1) * jax.process_count()]
     )
-    sizes = {"data": axes.data, "fsdp": axes.fsdp}
+    sizes = {name: getattr(axes, name) for name in MESH_AXES}
     free = [name for name, size in sizes.items() if size == -1]
     known = int(np.prod([size for size in sizes.values() if size != -1]))
     if len(free) == 1 and len(devices) % known == 0:
@@ -67,46 +84,97 @@ def make_mesh(placement: Placement) -> Mesh:
     return Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes))
 
 
-def check_batch(data: Data, mesh: Mesh, placement: Placement) -> None:
-    """Refuse device counts that the recipe's batch cannot be split over, naming the nearest that can."""
-    devices, windows = mesh.size, data.global_batch_windows
-    if windows % devices:
-        workable = [count for count in range(1, windows + 1) if windows % count == 0]
-        near = sorted(workable, key=lambda count: abs(count - devices))[:3]
+def check_fit(recipe: Recipe, mesh: Mesh, placement: Placement) -> None:
+    """Refuse a mesh over which the recipe's model, windows or batch cannot be split, and name what can be.
+
+    Raises:
+        EctypeError: a size that its mesh axes do not divide.
+    """
+    _check_model(recipe, mesh)
+    rows, windows = math.prod(mesh.shape[axis] for axis in BATCH_AXES), recipe.data.global_batch_windows
+    if windows % rows:
+        copy_devices = mesh.size // rows
+        near = sorted(_divisors(windows), key=lambda count: abs(count - rows))[:3]
         raise EctypeError(
-            f"{windows} windows a batch on {devices} devices", "a count of devices that divides the batch",
-            f"nearest workable counts: {', '.join(map(str, sorted(near)))}",
+            f"{windows} windows a batch over mesh.data x mesh.fsdp = {rows}, on {mesh.size} devices",
+            "a count that divides the batch",
+            f"nearest workable counts of devices: {', '.join(str(count * copy_devices) for count in sorted(near))}",
         )  # fmt: skip
-    share = windows // devices
-    micro = placement.micro_batch_windows
+    share, micro = windows // rows, placement.micro_batch_windows
     if micro is not None and share % micro:
-        fitting = [count for count in range(1, share + 1) if share % count == 0]
+        fitting = _divisors(share)
         raise EctypeError(
             f"micro_batch_windows {micro} with {share} windows a device", f"one of {fitting}",
             f"set micro_batch_windows={max(count for count in fitting if count <= micro)}",
         )  # fmt: skip
 
 
-def parameter_specs(shapes: Tree, mesh: Mesh) -> Tree:
-    """A `PartitionSpec` per leaf: its longest axis that `fsdp` divides, the stack axis of `blocks` left whole."""
-    size = mesh.shape["fsdp"]
+def _check_model(recipe: Recipe, mesh: Mesh) -> None:
+    model, tensor = recipe.model, mesh.shape[TENSOR]
+    split_by = {
+        TENSOR: {"heads": model.n_heads, "ffn channels": model.d_ffn, "vocabulary rows": model.rows},
+        "fsdp": {"model channels": model.d_model},
+        CONTEXT: {
+            "tokens a window": recipe.data.sequence_length_tokens, "heads of a tensor device": model.n_heads // tensor
+        },
+    }  # fmt: skip
+    for axis, counts in split_by.items():
+        parts = mesh.shape[axis]
+        undivided = [f"{count} {what}" for what, count in counts.items() if count % parts]
+        if undivided:
+            workable = _divisors(math.gcd(*counts.values()))
+            raise EctypeError(
+                f"mesh.{axis} {parts} does not divide {' and '.join(undivided)}", f"one of {workable}",
+                f"for example --placement-set mesh.{axis}={max(count for count in workable if count <= parts)}",
+            )  # fmt: skip
 
-    def spec(path: tuple[Any, ...], shape: tuple[int, ...]) -> PartitionSpec:
-        first = 1 if path[0].key == "blocks" else 0
-        axes = [axis for axis in range(first, len(shape)) if shape[axis] % size == 0]
-        if size == 1 or not axes:
-            return PartitionSpec()
-        longest = max(axes, key=lambda axis: shape[axis])
-        return PartitionSpec(*(None,) * longest, "fsdp")
 
-    return jax.tree_util.tree_map_with_path(spec, shapes, is_leaf=lambda leaf: isinstance(leaf, tuple))
+def _divisors(number: int) -> list[int]:
+    return [count for count in range(1, number + 1) if number % count == 0]
 
 
-def named(mesh: Mesh, specs: Tree) -> Tree:
-    """`NamedSharding`s of a tree of specs."""
-    return jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=lambda s: isinstance(s, PartitionSpec))
+def parameter_specs(model: Model, mesh: Mesh) -> Tree:
+    """A `PartitionSpec` per leaf, by `LEAF_AXES` and `LOGICAL_AXES`; mesh axes of size 1 are left out.
+
+    Key-value heads that do not divide among the tensor devices are held whole by each of them.
+    """
+
+    def spec(path: tuple[Any, ...], _: tuple[int, ...]) -> PartitionSpec:
+        names = [part.key for part in path]
+        axes = [_mesh_axis(axis, model, mesh) for axis in _logical_axes(names, model)]
+        while axes and axes[-1] is None:
+            axes.pop()
+        return PartitionSpec(*axes)
+
+    return jax.tree_util.tree_map_with_path(spec, parameter_shapes(model), is_leaf=lambda leaf: isinstance(leaf, tuple))
 
 
-def split_axis(spec: PartitionSpec) -> int | None:
-    """The axis that `fsdp` splits, or None for a replicated leaf."""
-    return next((axis for axis, name in enumerate(spec) if name == "fsdp"), None)
+def _logical_axes(names: list[str], model: Model) -> tuple[str, ...]:
+    axes = LEAF_AXES.get(".".join(names[-2:])) or LEAF_AXES[names[-1]]
+    if model.qk_norm == "head" and names[-1] in ("query_norm", "key_norm"):
+        axes = ("head_dim",)
+    return ("blocks", *axes) if names[0] == "blocks" else axes
+
+
+def _mesh_axis(logical: str, model: Model, mesh: Mesh) -> str | None:
+    """The one mesh axis that splits a parameter's logical axis on this mesh, if any."""
+    if logical == "kv_heads" and split_of(mesh).shares_keys(model.n_kv_heads):
+        return None
+    return next((axis for axis in LOGICAL_AXES[logical] if mesh.shape[axis] > 1), None)
+
+
+def split_of(mesh: Mesh) -> Split:
+    """How one copy of the model is split on `mesh`."""
+    return Split(mesh.shape[TENSOR], mesh.shape[CONTEXT])
+
+
+def named(mesh: Mesh, specs: Tree, memory: str | None = None) -> Tree:
+    """`NamedSharding`s of a tree of specs, in the devices' own memory or in another kind."""
+    return jax.tree.map(
+        lambda s: NamedSharding(mesh, s, memory_kind=memory), specs, is_leaf=lambda s: isinstance(s, PartitionSpec)
+    )
+
+
+def split_axis(spec: PartitionSpec, mesh_axis: str = "fsdp") -> int | None:
+    """The array's axis that `mesh_axis` splits, or None."""
+    return next((axis for axis, name in enumerate(spec) if name == mesh_axis), None)

@@ -1,6 +1,6 @@
 """All that training changes: parameters, optimiser state, and how many updates were taken."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ectype.model.decoder import parameter_shapes
+from ectype.errors import EctypeError
 from ectype.model.parameters import leaf_key
+from ectype.recipe.placement import MomentsMemory
 from ectype.recipe.spec import Recipe
 from ectype.train.optimizer import History, OptimizerState, init_optimizer
 from ectype.train.sharding import named, parameter_specs
@@ -30,15 +31,34 @@ class TrainState:
 
 def state_specs(recipe: Recipe, mesh: Mesh) -> TrainState:
     """A `PartitionSpec` for each leaf of the state: moments lie with their parameters, scalars everywhere."""
-    params = parameter_specs(parameter_shapes(recipe.model), mesh)
+    params = parameter_specs(recipe.model, mesh)
     whole: Any = PartitionSpec()
     return TrainState(params, OptimizerState(params, params, whole, History(whole, whole, whole)), whole)
 
 
-def fresh_state(params: Tree, recipe: Recipe, mesh: Mesh) -> TrainState:
-    """The state before update 1, from step-0 weights [any dtype], laid out on `mesh`."""
+def state_shardings(recipe: Recipe, mesh: Mesh, moments_memory: MomentsMemory = "device") -> TrainState:
+    """A `NamedSharding` for each leaf of the state; the moments may lie in the hosts' memory.
+
+    Raises:
+        EctypeError: the devices have no such memory.
+    """
     specs = state_specs(recipe, mesh)
     shardings = named(mesh, specs)
+    if moments_memory == "device":
+        return shardings
+    kinds = [memory.kind for memory in mesh.devices.flat[0].addressable_memories()]
+    if moments_memory not in kinds:
+        raise EctypeError(
+            f"moments_memory {moments_memory} on devices with memory of kinds {', '.join(kinds)}", "one of these",
+            "leave moments_memory=device",
+        )  # fmt: skip
+    moments = named(mesh, specs.params, moments_memory)
+    return replace(shardings, optimizer=replace(shardings.optimizer, first_moment=moments, second_moment=moments))
+
+
+def fresh_state(params: Tree, recipe: Recipe, mesh: Mesh, moments_memory: MomentsMemory = "device") -> TrainState:
+    """The state before update 1, from step-0 weights [any dtype], laid out on `mesh`."""
+    shardings = state_shardings(recipe, mesh, moments_memory)
     place = partial(_place, dtype=recipe.numerics.parameters)
     params = jax.tree.map(place, params, shardings.params)
     start = partial(init_optimizer, optimizer=recipe.optimizer, moments_dtype=recipe.numerics.moments)

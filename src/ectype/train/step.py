@@ -1,6 +1,7 @@
 """One update as one compiled program. Every device works on its rows; sums over devices are explicit.
 
-Shapes: B rows of the global batch, L length, b rows of one device, m rows of one micro-batch.
+Shapes: B rows of the global batch, L length, b rows of one device, m rows of one micro-batch, l the device's part of
+the length.
 """
 
 from collections.abc import Callable
@@ -15,14 +16,17 @@ from jax.sharding import Mesh, PartitionSpec
 
 from ectype.model.decoder import forward, head_weight
 from ectype.model.loss import next_token_targets, summed_loss
+from ectype.model.parallel import CONTEXT, Split
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe
 from ectype.train import optimizer as optim
-from ectype.train.sharding import BATCH_AXES, split_axis
-from ectype.train.state import TrainState, state_specs
+from ectype.train.sharding import BATCH_AXES, MESH_AXES, split_axis, split_of
+from ectype.train.state import TrainState, state_shardings, state_specs
 
 Tree = Any
 WHOLE_WEIGHT = "whole_weight"
+SUM_AXES = (*BATCH_AXES, CONTEXT)
+"""Mesh axes whose devices see different tokens."""
 
 
 @jax.tree_util.register_dataclass
@@ -60,7 +64,8 @@ def build_train_step(recipe: Recipe, placement: Placement, mesh: Mesh) -> Callab
     the recipe counts rejected windows, each adds its full length to that number, as OLMo-core does.
     """
     specs = state_specs(recipe, mesh)
-    local = partial(_local_gradients, recipe=recipe, placement=placement, specs=specs.params)
+    local = partial(_local_gradients, recipe=recipe, placement=placement, specs=specs.params, split=split_of(mesh))
+    fetch, put_back = _moments_mover(recipe, placement, mesh)
 
     def step(state: TrainState, batch: DeviceBatch, learning_rate: jax.Array) -> tuple[TrainState, Metrics]:
         rows = jax.tree.map(lambda _: PartitionSpec(BATCH_AXES), batch)
@@ -71,31 +76,42 @@ def build_train_step(recipe: Recipe, placement: Placement, mesh: Mesh) -> Callab
         accepted = optim.accepts(history, loss, norm, recipe.optimizer.skip_step)
         scale = optim.clip_scale(norm, recipe.optimizer.clip_norm) / jnp.maximum(metrics.loss_tokens, 1)
         params, optimizer = optim.adamw(
-            state.params, gradients, state.optimizer, recipe.optimizer, learning_rate, scale, accepted
+            state.params, gradients, fetch(state.optimizer), recipe.optimizer, learning_rate, scale, accepted
         )
-        optimizer = replace(optimizer, history=optim.remember(history, loss, norm))
+        optimizer = put_back(replace(optimizer, history=optim.remember(history, loss, norm)))
         return TrainState(params, optimizer, state.step + 1), replace(metrics, skipped=~accepted)
 
     return step
 
 
+def _moments_mover(recipe: Recipe, placement: Placement, mesh: Mesh) -> tuple[Callable[[Any], Any], ...]:
+    """Functions that bring the optimiser's state to the devices, and back to where the placement keeps it."""
+    if placement.moments_memory == "device":
+        return (lambda optimizer: optimizer,) * 2
+    there, here = (state_shardings(recipe, mesh, memory).optimizer for memory in (placement.moments_memory, "device"))
+    return (lambda optimizer: jax.device_put(optimizer, here)), (lambda optimizer: jax.device_put(optimizer, there))
+
+
 def _local_gradients(
-    params: Tree, batch: DeviceBatch, *, recipe: Recipe, placement: Placement, specs: Tree
+    params: Tree, batch: DeviceBatch, *, recipe: Recipe, placement: Placement, specs: Tree, split: Split
 ) -> tuple[Tree, Metrics]:
     """Gradients of the summed loss, summed over devices and split as the parameters are, and what was measured.
 
+    Targets are taken from whole windows; each context device then goes on with its stretch of them.
     Nothing is divided by the count before the end, and no sum over devices is taken earlier: after a collective, XLA's
     CPU client goes on with all devices of the process in one thread.
     """
     targets, mask = next_token_targets(batch.tokens, batch.keep)
     if batch.target_mask is not None:
         mask = mask * jnp.roll(batch.target_mask, -1, axis=1)
+    tokens, targets, mask = (split.own_sequence(array) for array in (batch.tokens, targets, mask))
+    windows, length = tokens.shape
     counted = jnp.sum(mask)
     if recipe.loss.rejected_windows_count == "full":
-        counted += jnp.sum(~batch.keep) * batch.tokens.shape[1]
-    gradient = jax.grad(partial(_objective, recipe=recipe, placement=placement, specs=specs), has_aux=True)
-    rows = (batch.tokens, targets, mask, batch.segment_ids)
-    windows = batch.tokens.shape[0]
+        counted += jnp.sum(~batch.keep) * length
+    objective = partial(_objective, recipe=recipe, placement=placement, specs=specs, split=split)
+    gradient = jax.grad(objective, has_aux=True)
+    rows = (tokens, targets, mask, batch.segment_ids)
     micro = placement.micro_batch_windows or windows
     if micro == windows:
         gradients, sums = gradient(params, rows)
@@ -109,28 +125,33 @@ def _local_gradients(
         (gradients, sums), _ = jax.lax.scan(accumulate, start, rows)
     gradients = jax.tree.map(partial(_sum_over_devices, dtype=recipe.numerics.gradient_reduction), gradients, specs)
     # All float32, so that one collective takes them together with the gradients.
-    stop = jnp.any(batch.stop).astype(jnp.float32)
-    (loss, z_loss), counted, stop = jax.lax.psum((sums, counted, stop), BATCH_AXES)
+    (loss, z_loss), counted = jax.lax.psum((sums, counted), SUM_AXES)
+    # Tensor devices hold the same rows, but a row may be marked in one process and not yet in another.
+    stop = jax.lax.psum(jnp.any(batch.stop).astype(jnp.float32), MESH_AXES)
     divisor = jnp.maximum(counted, 1)
     norm = _norm(gradients, specs) / divisor
     return gradients, Metrics(loss / divisor, z_loss / divisor, norm, jnp.zeros((), bool), counted, stop > 0)
 
 
-def _objective(params: Tree, rows: Tree, *, recipe: Recipe, placement: Placement, specs: Tree):
-    """objective, (cross-entropy, z-loss): sums over the tokens of one micro-batch on one device, in nats."""
+def _objective(params: Tree, rows: Tree, *, recipe: Recipe, placement: Placement, specs: Tree, split: Split):
+    """objective, (cross-entropy, z-loss): sums over the tokens of one micro-batch on one device, in nats.
+
+    rows: tokens, targets and mask [m, l]; segment ids [m, L] or None.
+    """
     tokens, targets, mask, segment_ids = rows
-    gather = partial(_gather, specs=specs)
-    hidden_mLD = forward(
+    gather = partial(_gather, specs=specs, recipe=recipe)
+    hidden_mlD = forward(
         params, tokens, recipe.model,
         compute_dtype=recipe.numerics.compute, segment_ids_BL=segment_ids,
         block_tokens=placement.attention_block_tokens, remat=remat_of(placement), gather=gather,
+        split=split,
     )  # fmt: skip
     head_VD = head_weight(
         {part: gather(part, params[part]) for part in ("embedding", "head") if part in params}, recipe.model
     )
     return summed_loss(
-        hidden_mLD.reshape(-1, hidden_mLD.shape[-1]), head_VD, targets.reshape(-1), mask.reshape(-1),
-        recipe.loss.z_loss, placement.loss_chunk_tokens,
+        hidden_mlD.reshape(-1, hidden_mlD.shape[-1]), head_VD, targets.reshape(-1), mask.reshape(-1),
+        recipe.loss.z_loss, placement.loss_chunk_tokens, split,
     )  # fmt: skip
 
 
@@ -146,31 +167,59 @@ def remat_of(placement: Placement) -> Callable[[Any], Any]:
     return partial(jax.checkpoint, policy=policies.save_anything_except_these_names(WHOLE_WEIGHT))
 
 
-def _gather(part: str, tree: Tree, *, specs: Tree) -> Tree:
-    """Whole leaves of one part; their gradients come back split and summed over `fsdp`."""
+def _gather(part: str, tree: Tree, *, specs: Tree, recipe: Recipe) -> Tree:
+    """Leaves of one part, whole over `fsdp`; their gradients come back split and summed over it.
+
+    Matrices travel in the compute dtype, in which alone they are used; vectors as they are stored.
+    """
     stack_axes = 1 if part == "blocks" else 0
+    numerics = recipe.numerics
 
     def whole(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
         axis = split_axis(spec)
         if axis is None:
             return leaf
-        gathered = jax.lax.all_gather(leaf, "fsdp", axis=axis - stack_axes, tiled=True)
+        narrows = leaf.ndim > 1 and jnp.dtype(numerics.compute).itemsize < leaf.dtype.itemsize
+        wire = numerics.compute if narrows else str(leaf.dtype)
+        gathered = _gather_leaf(leaf, axis - stack_axes, wire, numerics.gradient_reduction)
         return checkpoint_name(gathered, WHOLE_WEIGHT)
 
     return jax.tree.map(whole, tree, specs[part])
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _gather_leaf(leaf: jax.Array, axis: int, wire_dtype: str, reduction_dtype: str) -> jax.Array:
+    """The whole leaf in its own dtype, rounded to `wire_dtype`; its gradient is summed in `reduction_dtype`."""
+    return jax.lax.all_gather(leaf.astype(wire_dtype), "fsdp", axis=axis, tiled=True).astype(leaf.dtype)
+
+
+def _gather_leaf_forward(leaf, axis, wire_dtype, reduction_dtype):
+    return _gather_leaf(leaf, axis, wire_dtype, reduction_dtype), None
+
+
+def _gather_leaf_backward(axis, wire_dtype, reduction_dtype, _, gradient):
+    summed = jax.lax.psum_scatter(gradient.astype(reduction_dtype), "fsdp", scatter_dimension=axis, tiled=True)
+    return (summed.astype(gradient.dtype),)
+
+
+_gather_leaf.defvjp(_gather_leaf_forward, _gather_leaf_backward)
+
+
 def _sum_over_devices(gradient: jax.Array, spec: PartitionSpec, dtype: str) -> jax.Array:
-    """The sum over all devices; leaves that `fsdp` splits were already summed over it by their gather's transpose."""
-    axes = BATCH_AXES if split_axis(spec) is None else ("data",)
+    """The sum over all tokens; leaves that `fsdp` splits were already summed over it by their gather's transpose.
+
+    Never over `tensor`: its devices hold parts of a leaf, or the same gradient of a leaf that all of them hold.
+    """
+    axes = SUM_AXES if split_axis(spec) is None else tuple(axis for axis in SUM_AXES if axis != "fsdp")
     return jax.lax.psum(gradient.astype(dtype), axes)
 
 
 def _norm(gradients: Tree, specs: Tree) -> jax.Array:
-    """L2 norm over the whole tree, float32."""
-    split = jax.tree.map(lambda g, s: None if split_axis(s) is None else g, gradients, specs)
-    replicated = jax.tree.map(lambda g, s: g if split_axis(s) is None else None, gradients, specs)
-    squares = optim.squared_norm(replicated)
-    if jax.tree.leaves(split):
-        squares += jax.lax.psum(optim.squared_norm(split), "fsdp")
+    """L2 norm over the whole tree, float32: each element counts once, whichever devices hold it."""
+    parts: dict[tuple[str, ...], list[jax.Array]] = {(): []}
+    for gradient, spec in zip(jax.tree.leaves(gradients), jax.tree.leaves(specs), strict=True):
+        parts.setdefault(tuple(axis for axis in spec if axis is not None), []).append(gradient)
+    squares = optim.squared_norm(parts.pop(()))
+    for axes, leaves in sorted(parts.items()):
+        squares += jax.lax.psum(optim.squared_norm(leaves), axes)
     return jnp.sqrt(squares)
