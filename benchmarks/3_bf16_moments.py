@@ -1,10 +1,11 @@
-"""The ablation with bfloat16 moments: `toy-hot-bf16-moments` beside `toy-hot`, from the same weights and data.
+"""The ablation with bfloat16 moments: `toy-calm-bf16-moments` beside `toy-calm`, from the same weights and data.
 
     python benchmarks/3_bf16_moments.py [--until 640] [--out DIR]
 
 The study that Ectype follows found the loss worse by 0.93 nats within 1,000 steps at its size; the target is the
-direction: a higher held-out loss with bfloat16 moments. Also printed: the training loss over the last 50 updates, and
-how far the weights moved. Five minutes on two idle cores for 640 updates. One JSON line per figure; exit 1 on a miss.
+direction at the end of the run: a held-out loss that is higher by more than the calm run's noise, 1e-5 nats. (The hot
+run's noise, 0.01 nats and more, hides a difference of this size.) Also printed: the training loss over the last 50
+updates, and how far the weights moved. Four minutes on two idle cores. One JSON line per figure; exit 1 on a miss.
 """
 
 import argparse
@@ -23,6 +24,8 @@ from ectype.run.metrics import read_rows
 from ectype.weights import tree
 from ectype.weights.load import load_any_weights
 
+NOISE_NATS = 1e-5
+"""Tolerance of the calm run's held-out loss (`docs/verdict.md`)."""
 REFERENCE = "package:demo/bundle"
 """Its held-out text is what both are evaluated on."""
 
@@ -55,12 +58,12 @@ def main() -> None:
     options = parser.parse_args()
     out = options.out or Path(tempfile.mkdtemp())
     float32, bfloat16 = (
-        measures(recipe, out / recipe, options.until) for recipe in ("toy-hot", "toy-hot-bf16-moments")
+        measures(recipe, out / recipe, options.until) for recipe in ("toy-calm", "toy-calm-bf16-moments")
     )
     figures = Figures()
     figures.at_least(
         f"held-out loss with bfloat16 moments less float32 moments, {options.until} updates",
-        bfloat16["held_out_loss"] - float32["held_out_loss"], "nats per token", 0.0, float32=float32, bfloat16=bfloat16,
+        bfloat16["held_out_loss"] - float32["held_out_loss"], "nats per token", NOISE_NATS, float32=float32, bfloat16=bfloat16,
     )  # fmt: skip
     figures.finish()
 
