@@ -63,7 +63,8 @@ def main() -> None:
     figures = Figures()
     figures.at_least(
         f"held-out loss with bfloat16 moments less float32 moments, {options.until} updates",
-        bfloat16["held_out_loss"] - float32["held_out_loss"], "nats per token", NOISE_NATS, float32=float32, bfloat16=bfloat16,
+        bfloat16["held_out_loss"] - float32["held_out_loss"], "nats per token", NOISE_NATS,
+        float32=float32, bfloat16=bfloat16,
     )  # fmt: skip
     figures.finish()
 
