@@ -98,8 +98,8 @@ class StopSignals:
             raise Stopped(words)
 
     def _came(self, number: int, frame: Any) -> None:
-        first, self.asked = not self.asked, True
-        if first and self._words is not None:
+        self.asked = True
+        if self._words is not None and not self._interrupted and not _is_importing(frame):
             self._interrupted = True
             raise _EndedAtOnceError
 
@@ -109,6 +109,8 @@ class StopSignals:
             while byte[0] in _SIGNALS and (words := self._words) is not None:
                 if self._ended.wait(0.05):
                     return
+                if not self._interrupted:  # The main thread was importing: ask it again.
+                    signal.pthread_kill(threading.main_thread().ident or 0, byte[0])
                 if time.monotonic() > deadline:
                     self._end_from_here(words)
 
@@ -118,6 +120,15 @@ class StopSignals:
         finally:
             print(f"stopped: {words}", file=sys.stderr, flush=True)
             os._exit(EXIT_STOPPED)
+
+
+def _is_importing(frame: Any) -> bool:
+    """Whether `frame` stands inside an import, where compiled modules abort the process on a foreign exception."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def ignore_further_signals() -> None:

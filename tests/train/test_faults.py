@@ -195,6 +195,26 @@ def test_a_signal_ends_a_block_in_which_nothing_can_be_lost(work):
     assert time.monotonic() - began < 2
 
 
+def test_an_import_is_not_interrupted_but_what_follows_is(tmp_path, monkeypatch):
+    (tmp_path / "slow_to_import.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(0.3)\nDONE = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    imported = []
+
+    def work(signals):
+        import slow_to_import
+
+        imported.append(slow_to_import.DONE)
+        time.sleep(5)
+
+    began = time.monotonic()
+    with pytest.raises(Stopped):
+        interrupted("nothing was lost", work)
+    assert imported == [True]
+    assert time.monotonic() - began < 2
+
+
 def test_an_error_without_a_signal_keeps_its_kind():
     with pytest.raises(ImportError), StopSignals() as signals, signals.at_once("nothing lost"):
         raise ImportError("a real one")
