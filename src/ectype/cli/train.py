@@ -19,6 +19,12 @@ COORDINATOR_OPTION = typer.Option("--coordinator", help="HOST:PORT of process 0 
 PROFILE_OPTION = typer.Option(
     "--profile", metavar="STEPS", help="Write an XProf trace of these steps, as 10-12, to RUN/profile."
 )
+SOURCE_OPTION = typer.Option(
+    "--from", metavar="RUN_OR_CHECKPOINT", help="What a later stage goes on from; the recipe's hand_over says how."
+)
+_PARTS = "moments, adam_count, schedule, data_position, skip_history"
+KEEP_OPTION = typer.Option("--keep", help=f"With --from: keep this of the source ({_PARTS}); may repeat.")
+RESET_OPTION = typer.Option("--reset", help="With --from: begin this anew; may repeat.")
 ALLOW_OPTION = typer.Option("--allow-change", help="Recipe field that may differ from the run's; may repeat.")
 
 
@@ -35,6 +41,9 @@ def train(
     remap: Annotated[list[str] | None, REMAP_OPTION] = None,
     weights: Annotated[str | None, WEIGHTS_OPTION] = None,
     padded_rows: Annotated[str | None, PADDED_ROWS_OPTION] = None,
+    source: Annotated[str | None, SOURCE_OPTION] = None,
+    keep: Annotated[list[str] | None, KEEP_OPTION] = None,
+    reset: Annotated[list[str] | None, RESET_OPTION] = None,
     until: Annotated[int | None, typer.Option(min=1, help="Stop after this many updates in all.")] = None,
     from_step: Annotated[int | None, FROM_STEP_OPTION] = None,
     coordinator: Annotated[str | None, COORDINATOR_OPTION] = None,
@@ -46,8 +55,7 @@ def train(
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Train a recipe into a run folder, or resume it. Example: ectype train toy-calm --run runs/calm"""
-    from ectype.recipe.load import load_placement, load_recipe, with_inputs
-    from ectype.run.goodput import read_goodput
+    from ectype.recipe.load import load_placement
     from ectype.train.distributed import join
     from ectype.train.loop import train_run
     from ectype.train.profile import parse_profiled_steps
@@ -56,7 +64,8 @@ def train(
     given: dict[str, str | None] = {} if index is None else {"index": index}
     if weights is not None:
         given |= {"weights": weights, "padded_rows": padded_rows}
-    spec = with_inputs(load_recipe(recipe, overrides or ()), remap=remap or (), **given)
+    choices = {"keep": keep or [], "reset": reset or []}
+    spec = _recipe(recipe, overrides or [], choices, remap or [], source, given)
     where = load_placement(placement, placement_overrides or ())
     prepare_devices(where)
     join(coordinator, processes, process)
@@ -70,7 +79,15 @@ def train(
             spec, where, run, until=until, from_step=from_step, allowed=allow_change or (), progress=bar, watch=watch,
             profile=None if profile is None else parse_profiled_steps(profile),
             warn=lambda text: print(f"warning: {text}", file=sys.stderr),
+            announce=lambda record: _show_hand_over(record, spec),
         )  # fmt: skip
+    _report(run, spec.duration_steps, result, json_output)
+
+
+def _report(run: Path, duration_steps: int, result: Any, json_output: bool) -> None:
+    """How far the run is, and where its seconds went."""
+    from ectype.run.goodput import read_goodput
+
     whole, sessions = read_goodput(run)
     record = {
         "run": str(run), "step": result.step, "last": result.last,
@@ -78,10 +95,48 @@ def train(
     }  # fmt: skip
 
     def show() -> None:
-        print(f"{run}: {result.step} of {spec.duration_steps} updates done")
+        print(f"{run}: {result.step} of {duration_steps} updates done")
         _show_goodput(whole, sessions[-1].goodput)
 
     emit(record, json_output, show)
+
+
+def _recipe(
+    name: str, overrides: list[str], choices: dict[str, list[str]], remap: list[str], source: str | None,
+    given: dict[str, str | None],
+) -> Any:  # fmt: skip
+    """The recipe with what the command line says of its inputs, and of what it takes over."""
+    from ectype.errors import EctypeError
+    from ectype.recipe.load import load_recipe, with_inputs
+    from ectype.recipe.spec import HandOver
+
+    parts = [(choice, part.replace("-", "_")) for choice, chosen in choices.items() for part in chosen]
+    known = set(HandOver.model_fields) - {"source_step"}
+    for _, part in parts:
+        if part not in known or [chosen for _, chosen in parts].count(part) > 1:
+            raise EctypeError(
+                f"--keep or --reset of {part!r}", f"each of {', '.join(sorted(known))} once at most", "name it once"
+            )
+    spec = load_recipe(name, [*overrides, *(f"hand_over.{part}={choice}" for choice, part in parts)])
+    if source is not None:
+        # Weights of a recipe's own belong to a start from step 0; those that --weights names are refused later.
+        given = {"weights": None, "padded_rows": None, **given, "source": source}
+        if spec.hand_over is None:
+            spec = spec.model_copy(update={"hand_over": HandOver()})
+    return with_inputs(spec, remap=remap, **given)
+
+
+def _show_hand_over(record: Any, spec: Any) -> None:
+    """What is taken over, on standard error, since the first update is yet to come."""
+    from rich.console import Console
+
+    from ectype.cli.evaluate import plain_table
+    from ectype.train.hand_over import hand_over_table
+
+    table = plain_table("hand-over", "", "")
+    for row in hand_over_table(record, spec):
+        table.add_row(*row)
+    Console(stderr=True, highlight=False).print(table)
 
 
 def _detail(row: dict[str, Any]) -> str:

@@ -15,9 +15,12 @@ from ectype.data.order import Order
 from ectype.errors import EctypeError
 from ectype.progress import Progress, silent
 from ectype.run.checkpoints import newest_step
+from ectype.run.manifest import read_manifest
 from ectype.run.paths import RunFolder
 
 _BLOCK_IDS = 1 << 19
+_BEFORE = -1
+"""Stands for all processes of the run that this one goes on from."""
 _LOOK_AROUND = 3
 """A wrong digest is compared with what neighbouring batches would give, to name the mistake."""
 
@@ -36,7 +39,8 @@ def audit_run(run_dir: Path, order: Order, checkpoint_step: int = 0, progress: P
     """Compare what the ledger says was consumed with the order.
 
     A step counts as read where its digest equals the planned one; where it differs, its planned windows count as
-    unread. The audit covers the steps that every host recorded, and in any case the first `checkpoint_step`.
+    unread. The audit covers the steps that every host recorded, and in any case the first `checkpoint_step`. Of a stage
+    that took over a data position, the steps before it count as read: the audit of the run before it covers them.
 
     Args:
         checkpoint_step: updates in the newest complete checkpoint; every host wrote its record before it was finished.
@@ -49,7 +53,8 @@ def audit_run(run_dir: Path, order: Order, checkpoint_step: int = 0, progress: P
         raise EctypeError(
             f"the ledger of {run_dir} records no start of the program", "at least one", "restore it from a copy"
         )
-    reads: list[_Read] = []
+    taken_over = _steps_taken_over(run_dir)
+    reads = [_Read(_BEFORE, 0, taken_over, np.arange(order.batch_windows))] if taken_over else []
     wrong: list[tuple[int, int, np.ndarray, str]] = []
     ends = dict.fromkeys(range(sessions[-1].process_count), sessions[-1].first_batch)
     damaged = 0
@@ -65,11 +70,13 @@ def audit_run(run_dir: Path, order: Order, checkpoint_step: int = 0, progress: P
     # A crash before a flush leaves some hosts' records behind others'; resuming from the checkpoint replays those.
     end = max(min(ends.values()), checkpoint_step) if last == max(ends.values()) else last
     audit = Audit(end)
+    if taken_over:
+        audit.notes.append(f"steps 1 to {taken_over} were read by the run that this one goes on from; audit it, too")
     if end < last:
         audit.notes.append(f"steps {end + 1} to {last} are recorded by some hosts only; resuming replays them")
     if damaged:
         audit.notes.append(f"{damaged} torn or damaged records were left out")
-    audit.notes.append(f"{len(sessions)} sessions, {sum(s.end_batch is not None for s in sessions)} of them cut short")
+    audit.notes.append(f"read in {len(sessions)} session{'s' if len(sessions) > 1 else ''}")
     for count, first in epochs_of(order, end):
         audit.epochs.append(count)
         _cover(count, first, reads, order.batch_windows, audit)
@@ -93,6 +100,12 @@ def record_audit(run_dir: Path, order: Order, fingerprint: str, progress: Progre
     record = audit_record(audit_run(run_dir, order, newest_step(run_dir), progress), fingerprint)
     write_audit(run_dir, record)
     return record
+
+
+def _steps_taken_over(run_dir: Path) -> int:
+    """Steps before a stage's first one, as its manifest says; 0 for a run that read its order from the beginning."""
+    record = read_manifest(run_dir).hand_over if RunFolder(run_dir).manifest.is_file() else None
+    return 0 if record is None else record.first_step
 
 
 def _consecutive(span: Span) -> list[_Read]:
@@ -156,6 +169,7 @@ def _cover(count: EpochCount, first: int, reads: Sequence[_Read], batch_windows:
 
 def _owners(reads: Sequence[_Read], active: Sequence[_Read], rows: np.ndarray, missing: bool) -> tuple[int, ...]:
     """Hosts that read the rows; for rows that nobody read, hosts that read them at other steps and these steps not."""
+    reads = [read for read in reads if read.process != _BEFORE]
     present = {read.process for read in active}
     candidates = [read for read in reads if read.process not in present] if missing else active
     return tuple(sorted({read.process for read in candidates if np.isin(rows, read.rows).any()}))

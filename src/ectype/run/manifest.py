@@ -8,7 +8,7 @@ from ectype.artifacts import write_json
 from ectype.recipe.load import load_recipe
 from ectype.recipe.parse import read_record
 from ectype.recipe.placement import Placement
-from ectype.recipe.spec import Recipe, Section
+from ectype.recipe.spec import HandOver, Recipe, Section
 from ectype.run.paths import RunFolder
 
 
@@ -39,6 +39,26 @@ class Session(Section):
     processes: int
 
 
+class HandOverRecord(Section):
+    """What a stage took over from another run before its first update."""
+
+    given: str
+    """The source as the user named it."""
+    source: str
+    """The checkpoint that it meant."""
+    source_step: int | None
+    source_recipe_hash: str | None
+    source_ledger_digest: str | None
+    """Of what the source consumed; all three are None for weights that no run of ours made."""
+    switches: HandOver
+    changed: dict[str, str]
+    """Fields of the recipe that differ from the source's, `old -> new`."""
+    first_step: int
+    """Updates, and batches read, that the stage counts on from."""
+    schedule_offset_steps: int
+    """What is added to an update's number before its learning rate is taken."""
+
+
 class Manifest(Section):
     """The content of `run.json`."""
 
@@ -49,6 +69,8 @@ class Manifest(Section):
     """Recipes that the run was under before changes that the user named."""
     index_fingerprint: str
     perturbation: Perturbation | None
+    hand_over: HandOverRecord | None = None
+    """None for a run that began from weights of its own."""
     created: str
     environment: Environment
     placement: Placement

@@ -20,25 +20,28 @@ from ectype.data.index import load_index
 from ectype.data.ledger import Ledger
 from ectype.data.loader import Batch, open_loader
 from ectype.data.rows import process_rows, recorded_rows
+from ectype.data.source import open_order
 from ectype.data.tokenindex import TokenIndex
 from ectype.errors import EctypeError, Stopped
 from ectype.model.parameters import init_parameters
 from ectype.progress import Progress, silent
 from ectype.recipe.load import parse_remap, recipe_hash
 from ectype.recipe.placement import Placement
-from ectype.recipe.spec import Recipe
+from ectype.recipe.spec import Recipe, Schedule
 from ectype.run.checkpoints import damaged_folders, finished_steps, remove_leftovers, roll_back
 from ectype.run.goodput import End, GoodputLog
+from ectype.run.manifest import HandOverRecord, read_manifest
 from ectype.run.metrics import MetricsFile, Row, rows_after
 from ectype.run.paths import RunFolder
 from ectype.stopping import StopSignals
 from ectype.train import checkpoint, distributed, run_folder
 from ectype.train.agreement import agreed_index
+from ectype.train.hand_over import plan_hand_over, take_over
 from ectype.train.measurement import open_meter
 from ectype.train.profile import ProfiledSteps, Tracer
-from ectype.train.schedule import learning_rate
+from ectype.train.schedule import learning_rate, with_known_horizon
 from ectype.train.sharding import BATCH_AXES, check_fit, make_mesh, prepare_devices
-from ectype.train.state import TrainState, fresh_state, perturbed
+from ectype.train.state import TrainState, fresh_state, perturbed, state_shardings
 from ectype.train.step import DeviceBatch, build_train_step
 from ectype.train.watchdog import Watchdog
 from ectype.weights.load import load_any_weights
@@ -56,11 +59,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Watchers:
-    """Who is told of what: bars, each row of metrics, and warnings in words."""
+    """Who is told of what: bars, each row of metrics, warnings in words, what a stage takes over."""
 
     progress: Progress = silent
     row: Callable[[Row], None] = lambda row: None
     warn: Callable[[str], None] = lambda text: None
+    hand_over: Callable[[HandOverRecord], None] = lambda record: None
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,17 @@ class Job:
     watchers: Watchers
     signals: StopSignals
     goodput: GoodputLog
+    hand_over: HandOverRecord | None
+    schedule: Schedule
+
+    @property
+    def first_step(self) -> int:
+        """Updates that the run counts on from."""
+        return 0 if self.hand_over is None else self.hand_over.first_step
+
+    def rate(self, step: int) -> float:
+        """Learning rate of update `step`."""
+        return learning_rate(self.schedule, step + (self.hand_over.schedule_offset_steps if self.hand_over else 0))
 
     @property
     def batch_sharding(self) -> NamedSharding:
@@ -98,6 +113,7 @@ def train_run(
     progress: Progress = silent,
     watch: Callable[[Row], None] = lambda row: None,
     warn: Callable[[str], None] = lambda text: None,
+    announce: Callable[[HandOverRecord], None] = lambda record: None,
 ) -> Result:
     """Train `recipe` into `run_dir` up to `until` updates, resuming from its newest complete checkpoint.
 
@@ -111,6 +127,7 @@ def train_run(
         profile: updates to write an XProf trace of.
         watch: called with each update's row of metrics.
         warn: told in words of what was skipped or mended.
+        announce: told what a stage takes over from another run, before its first update.
 
     Raises:
         EctypeError: inputs that do not fit, or a folder that belongs to another run.
@@ -118,7 +135,7 @@ def train_run(
     """
     with StopSignals() as signals, ExitStack() as held:
         with signals.at_once(f"{run_dir} is as it was before"):
-            watchers = Watchers(progress, watch, warn)
+            watchers = Watchers(progress, watch, warn, announce)
             job = _open_job(recipe, placement, run_dir, perturb, allowed, from_step, watchers, signals, held)
         end = recipe.duration_steps if until is None else min(until, recipe.duration_steps)
         try:
@@ -149,13 +166,20 @@ def _open_job(
     rows = process_rows(NamedSharding(mesh, PartitionSpec(BATCH_AXES)), recipe.data.global_batch_windows)
     if first:
         held.enter_context(run_folder.locked(run_dir))
-        run_folder.open_run(run_dir, recipe, placement, index, perturb, allowed)
+        hand_over = plan_hand_over(recipe, run_dir, index)
+        run_folder.open_run(run_dir, recipe, placement, index, perturb, allowed, hand_over)
         for path in remove_leftovers(run_dir):
             watchers.warn(f"deleted what a killed save had left: {path}")
         if from_step is not None:
             roll_back(run_dir, from_step)
     distributed.meet("the run folder is open")
-    return Job(recipe, placement, run_dir, mesh, index, rows, perturb, watchdog, watchers, signals, goodput)
+    hand_over, schedule = read_manifest(run_dir).hand_over, recipe.schedule
+    if schedule.horizon_steps == "epoch":
+        schedule = with_known_horizon(schedule, open_order(index, recipe.data).steps_per_epoch)
+    return Job(
+        recipe, placement, run_dir, mesh, index, rows, perturb, watchdog, watchers, signals, goodput, hand_over,
+        schedule,
+    )  # fmt: skip
 
 
 def _session(job: Job, end: int, profile: ProfiledSteps | None) -> Result:
@@ -175,9 +199,9 @@ def _session(job: Job, end: int, profile: ProfiledSteps | None) -> Result:
         distributed.meet("the session is recorded")
         ended: End = "failed"
         try:
-            if start == 0 and 0 in job.recipe.landmarks:
+            if start == job.first_step and start in job.recipe.landmarks:
                 with job.goodput.spending("save_stall"):
-                    saver.save(state, 0, _meta(job, 0, np.zeros(2, np.uint64)))
+                    saver.save(state, start, _meta(job, start, np.zeros(2, np.uint64)))
             result = _train(job, state, start, end, saver, Tracer(RunFolder(job.run_dir).profile, profile))
             job.watchdog.phase("finishing the last save")
             with job.goodput.spending("save_stall"):
@@ -215,8 +239,19 @@ def _begin(job: Job) -> tuple[TrainState, int]:
         return state, meta["step"]
     if damaged:
         raise checkpoint.none_readable(job.run_dir, [path.name for path in damaged])
+    if job.hand_over is not None:
+        return _taken_over(job, job.hand_over), job.first_step
     job.watchdog.phase("loading step-0 weights")
     return fresh_state(_initial_weights(job), job.recipe, job.mesh, job.placement.moments_memory), 0
+
+
+def _taken_over(job: Job, record: HandOverRecord) -> TrainState:
+    """The state with which a stage begins that goes on from another run."""
+    job.watchdog.phase(f"taking over {record.source}")
+    if jax.process_index() == 0:
+        job.watchers.hand_over(record)
+    state = take_over(record, job.recipe, state_shardings(job.recipe, job.mesh, job.placement.moments_memory))
+    return state if job.perturb is None else replace(state, params=perturbed(state.params, *job.perturb))
 
 
 def _initial_weights(job: Job) -> Any:
@@ -258,7 +293,7 @@ def _train(job: Job, state: TrainState, start: int, end: int, saver: checkpoint.
             job.watchdog.phase(f"step {step}")
             tracer.before(step)
             began = time.perf_counter()
-            rate = learning_rate(job.recipe.schedule, step)
+            rate = job.rate(step)
             # The batch came to the devices ahead of time; whether to stop is asked as late as can be.
             placed = replace(batch.placed, stop=flags[job.signals.asked])
             state, metrics = step_function(state, placed, np.float32(rate))
@@ -336,6 +371,7 @@ def _meta(job: Job, step: int, ledger_digest: np.ndarray) -> dict[str, Any]:
     return {
         "recipe_hash": recipe_hash(job.recipe),
         "sequence_length_tokens": job.recipe.data.sequence_length_tokens,
+        "data": job.recipe.data.model_dump(mode="json"),
         "index_fingerprint": job.index.fingerprint,
         "ledger_digest": hexadecimal(ledger_digest),
     }

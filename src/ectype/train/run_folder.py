@@ -21,6 +21,7 @@ from ectype.recipe.spec import Recipe
 from ectype.run.checkpoints import newest_step
 from ectype.run.manifest import (
     Environment,
+    HandOverRecord,
     Manifest,
     Perturbation,
     Session,
@@ -52,11 +53,13 @@ def open_run(
     index: TokenIndex,
     perturb: tuple[float, int] | None,
     allowed: Sequence[str] = (),
+    hand_over: HandOverRecord | None = None,
 ) -> None:
     """Create the run's manifest, or check that it is of this recipe, data and perturbation.
 
     Args:
         allowed: dotted recipe fields whose change the user named; `*` allows any.
+        hand_over: what the run takes over; of a run that was begun, what its manifest has.
 
     Raises:
         EctypeError: the folder holds something else, with every differing field.
@@ -84,6 +87,7 @@ def open_run(
         earlier_recipe_hashes=earlier,
         index_fingerprint=index.fingerprint,
         perturbation=_perturbation(perturb),
+        hand_over=hand_over,
         created=created,
         environment=environment(),
         placement=placement,
