@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ectype.artifacts import build_once, lock, replacing, write_bytes_atomic
+from ectype.artifacts import build_once, lock, read_json, replacing, write_bytes_atomic
 from ectype.errors import EctypeError
 
 BUSY = EctypeError("in use", "one at a time", "wait")
@@ -59,3 +59,11 @@ def test_a_failed_build_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
     with pytest.raises(OSError):  # noqa: PT011 - the body's own error
         build_once(tmp_path / "x", fail)
     assert [path.name for path in tmp_path.iterdir()] == ["x.lock"]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", b"\xff", "1" * 5000, ""])
+def test_json_from_outside_ends_in_one_clear_error(tmp_path: Path, text: str | bytes) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(EctypeError, match=r"thing: .*a\.json"):
+        read_json(path, "thing")

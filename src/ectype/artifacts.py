@@ -101,11 +101,23 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path, what: str) -> Any:
     """Read JSON from `path`; `what` names the file's role in the error."""
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except FileNotFoundError:
         raise EctypeError(f"{what}: no file {path}", "a JSON file", "check the path") from None
     except (OSError, ValueError) as error:
         raise EctypeError(f"{what}: {path}: {error}", "readable JSON", "write the file anew") from None
+
+
+def parse_json(text: str | bytes, unique: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """The value of JSON `text`; `unique` makes an object from its pairs.
+
+    Raises:
+        ValueError: no JSON, no UTF-8, or nested too deeply.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def sha256_of_json(value: Any) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import yaml
 from pydantic import Field, model_validator
 
 from ectype.data.order import Order, make_order
@@ -21,6 +20,7 @@ from ectype.data.tokenindex import Phase, TokenFile, TokenIndex, checked, window
 from ectype.errors import EctypeError
 from ectype.recipe.parse import parse
 from ectype.recipe.spec import Data, Positive, Section
+from ectype.recipe.yaml_text import parse_yaml
 
 
 class Source(Section):
@@ -179,8 +179,8 @@ def change_mix_of_run(old: TokenIndex, data: Data, files: TokenIndex, mixture: M
 def load_mixture(path: Path) -> Mixture:
     """Read a mixture from YAML: `requested_tokens`, and `sources` with name, target_ratio, labels or paths."""
     try:
-        values = yaml.safe_load(path.read_bytes())
-    except (OSError, yaml.YAMLError) as error:
+        values = parse_yaml(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise EctypeError(f"mixture {path}: {error}", "a readable YAML file", "check the path and its syntax") from None
     return parse(Mixture, values, f"mixture {path}", expected="requested_tokens and sources", mend="correct the file")
 

@@ -12,6 +12,7 @@ from ectype.errors import EctypeError
 from ectype.recipe.parse import field_names, nearest, nearest_key, parse
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Inputs, Recipe
+from ectype.recipe.yaml_text import parse_yaml
 
 Spec = TypeVar("Spec", Recipe, Placement)
 _SHIPPED = {"recipe": Path(__file__).parent / "recipes", "placement": Path(__file__).parent / "placements"}
@@ -100,7 +101,8 @@ def _load(spec: type[Spec], kind: str, name_or_path: str, overrides: Sequence[st
     if name_or_path not in shipped(kind):
         path = Path(name_or_path)
         if path.suffix not in (".yaml", ".yml"):
-            near = nearest(name_or_path, shipped(kind))
+            other = "placement" if kind == "recipe" else "recipe"
+            near = f", which is a {other}" if name_or_path in shipped(other) else nearest(name_or_path, shipped(kind))
             raise EctypeError(
                 f"no {kind} named {name_or_path!r}{near}",
                 f"one of {', '.join(shipped(kind))}, or a path ending in .yaml",
@@ -116,8 +118,8 @@ def _load(spec: type[Spec], kind: str, name_or_path: str, overrides: Sequence[st
 
 def _read(path: Path, kind: str) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        values = parse_yaml(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise EctypeError(f"{kind} {path}: {error}", "a readable YAML file", "check the path and its syntax") from None
     if not isinstance(values, dict):
         raise EctypeError(f"{kind} {path} holds no mapping", "keys and values", "start from `ectype recipes show NAME`")
@@ -176,13 +178,14 @@ def _override(spec: type[BaseModel], values: dict[str, Any], override: str) -> N
             )
     try:
         node[last] = _scalar(text)
-    except yaml.YAMLError:
-        raise EctypeError(f"override {override!r}: the value is no YAML", "a YAML value", "quote it") from None
+    except ValueError as error:
+        shown = override if len(override) <= 200 else f"{override[:200]}..."
+        raise EctypeError(f"override {shown!r}: the value is no YAML: {error}", "a YAML value", "quote it") from None
 
 
 def _scalar(text: str) -> Any:
     """A YAML value; unlike YAML 1.1, `3e-4` is a number."""
-    value = yaml.safe_load(text)
+    value = parse_yaml(text)
     if isinstance(value, str):
         try:
             return float(value)

@@ -13,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from ectype.artifacts import parse_json
 from ectype.errors import EctypeError
 
 DTYPES = {
@@ -85,7 +86,7 @@ def _parse_header(file: Path) -> dict[str, StoredTensor]:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, _HEADER_LIMIT_BYTES):
             raise ValueError(f"its {size} bytes cannot hold the header it announces ({length} bytes)")
-        header = json.loads(stream.read(length), object_pairs_hook=_unique)
+        header = parse_json(stream.read(length), _unique)
     if not isinstance(header, dict):
         raise ValueError("its header is no JSON object")
     tensors = {name: _entry(file, name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"}
@@ -140,7 +141,7 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
 
 def _read_index(index: Path) -> dict[str, str]:
     try:
-        weight_map = json.loads(index.read_bytes(), object_pairs_hook=_unique)["weight_map"]
+        weight_map = parse_json(index.read_bytes(), _unique)["weight_map"]
         if not isinstance(weight_map, dict) or not weight_map:
             raise ValueError("weight_map is empty or no mapping")
         for name, shard in weight_map.items():

@@ -1,10 +1,10 @@
 """Token ids for a parity check: random, from a file, or from text."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 
+from ectype.artifacts import parse_json
 from ectype.errors import EctypeError
 from ectype.recipe.spec import Model
 
@@ -27,7 +27,7 @@ def read_tokens(file: Path, model: Model, length: int | None) -> np.ndarray:
     """Ids from a JSON list, a NumPy file, or a headerless token file whose width follows from the vocabulary."""
     try:
         if file.suffix == ".json":
-            ids = np.asarray(json.loads(file.read_bytes()))
+            ids = np.asarray(parse_json(file.read_bytes()))
         elif file.read_bytes()[:6] == b"\x93NUMPY":
             ids = np.load(file, allow_pickle=False)
         else:
