@@ -5,14 +5,18 @@ none. The updates' own seconds stand in `metrics.jsonl`.
 """
 
 import json
+import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from ectype.artifacts import parse_json
+from ectype.run.metrics import parse_row
 from ectype.run.paths import RunFolder
 
 Cost = Literal["start", "restore", "compile", "save_stall", "lost", "other", "evaluation"]
@@ -120,18 +124,18 @@ class GoodputLog:
 
 
 def read_goodput(run_dir: Path) -> tuple[Goodput, list[SessionGoodput]]:
-    """Of the whole run, and of each session. Lines that a crash tore count for nothing; so does a missing file."""
+    """Of the whole run, and of each session. Torn or damaged lines count for nothing; so does a missing file."""
     sessions: list[SessionGoodput] = []
     evaluation = 0.0
-    for event in _json_lines(RunFolder(run_dir).goodput):
-        what = event.get("what")
+    for event in _sound_lines(RunFolder(run_dir).goodput, _parse_event):
+        what = event["what"]
         if what == _BEGIN:
             sessions.append(SessionGoodput(int(event["from_step"]), "killed", Goodput()))
         elif what == "evaluation":
             evaluation += event["seconds"]
         elif sessions:
             sessions[-1] = _with_event(sessions[-1], event)
-    for row in _json_lines(RunFolder(run_dir).metrics):
+    for row in _sound_lines(RunFolder(run_dir).metrics, parse_row):
         number = max((i for i, session in enumerate(sessions) if session.from_step < row["step"]), default=None)
         if number is not None:
             wait = row.get("data_wait_seconds") or 0.0
@@ -154,9 +158,22 @@ def _plus(session: SessionGoodput, **amounts: float) -> SessionGoodput:
     )
 
 
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+def _parse_event(line: bytes) -> dict[str, Any]:
+    """One line of `goodput.jsonl`. Raises ValueError for what no session writes."""
+    event = parse_json(line)
+    what = event.get("what") if isinstance(event, dict) else None
+    if what == _BEGIN:
+        numbers = [event.get("from_step")]
+    elif what in typing.get_args(Cost):
+        numbers = [event.get("seconds"), event.get("steps", 0)]
+    else:
+        raise ValueError(f"no event: {what!r}")
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        raise ValueError(f"{what} of {numbers}")
+    return event
+
+
+def _sound_lines(path: Path, parse: Callable[[bytes], dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for line in path.read_bytes().splitlines() if path.is_file() else ():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue
+        with suppress(ValueError):
+            yield parse(line)

@@ -3,13 +3,13 @@
 import json
 import math
 import os
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ectype.artifacts import write_bytes_atomic
+from ectype.artifacts import parse_json, write_bytes_atomic
 from ectype.errors import EctypeError
 from ectype.recipe.reference import TrainingLog
 from ectype.run.paths import RunFolder
@@ -26,6 +26,9 @@ class MetricsFile:
         Args:
             first_step: finished updates; rows of later ones are cut.
             writes: False in all processes but one, which then write nothing.
+
+        Raises:
+            EctypeError: an unreadable row before one that still counts: cutting there would lose sound rows.
         """
         path = RunFolder(run_dir).metrics if writes else Path(os.devnull)
         if path.is_file():
@@ -50,12 +53,30 @@ class MetricsFile:
             os.fsync(self._stream.fileno())
 
 
+def parse_row(line: str | bytes) -> Row:
+    """The row in one line of the file: a step, and of everything else a number, true, false or null.
+
+    Raises:
+        ValueError: anything else.
+    """
+    row = parse_json(line)
+    if not isinstance(row, dict):
+        raise ValueError("no JSON object")
+    if type(step := row.get("step")) is not int or not 0 < step < 1 << 53:
+        raise ValueError(f"step {step!r}")
+    for name, value in row.items():
+        fits = isinstance(value, float) or (isinstance(value, int) and abs(value) <= sys.float_info.max)
+        if value is not None and not fits:
+            raise ValueError(f"{name} is no number")
+    return row
+
+
 def rows_after(run_dir: Path, step: int) -> list[Row]:
     """Rows of updates after `step`, a last one that a crash tore left out; none without a file."""
     path, rows = RunFolder(run_dir).metrics, []
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
-            rows.append(json.loads(line))
+            rows.append(parse_row(line))
         except ValueError:
             break
     return [row for row in rows if row["step"] > step]
@@ -75,14 +96,12 @@ def read_rows(run_dir: Path) -> dict[int, Row]:
     rows: dict[int, Row] = {}
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
-            rows[int(row["step"])] = row
-        except (ValueError, KeyError, TypeError):
+            row = parse_row(line)
+            rows[row["step"]] = row
+        except ValueError as error:
             if number == len(lines):
                 break
-            raise EctypeError(
-                f"{path}, line {number}: no metrics row", "one JSON object per line", "restore it"
-            ) from None
+            raise _damaged(path, number, error) from None
     if not rows:
         raise EctypeError(f"{path} has no rows", "at least one step", "train first: `ectype train`")
     return dict(sorted(rows.items()))
@@ -117,11 +136,25 @@ def _number(value: Any) -> float:
     return math.nan if value is None else float(value)
 
 
-def _lines_up_to(path: Path, last_step: int) -> Iterator[bytes]:
-    for line in path.read_bytes().splitlines(keepends=True):
+def _lines_up_to(path: Path, last_step: int) -> list[bytes]:
+    kept: list[bytes] = []
+    unreadable: tuple[int, ValueError] | None = None
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
         try:
-            if not line.endswith(b"\n") or json.loads(line)["step"] > last_step:
-                return
-        except ValueError:
-            return
-        yield line
+            # A crash may tear a last line to something that reads like a whole one.
+            counts = line.endswith(b"\n") and parse_row(line)["step"] <= last_step
+        except ValueError as error:
+            unreadable = unreadable or (number, error)
+            continue
+        if counts and unreadable is not None:
+            raise _damaged(path, *unreadable)
+        if counts:
+            kept.append(line)
+    return kept
+
+
+def _damaged(path: Path, line: int, error: ValueError) -> EctypeError:
+    return EctypeError(
+        f"{path}, line {line}: no metrics row: {error}", "one JSON object per line, as `ectype train` wrote it",
+        "restore the file from a copy",
+    )  # fmt: skip
