@@ -33,6 +33,23 @@ def test_help_ends_with_an_example_of_the_verb(words: tuple[str, ...]) -> None:
     assert f"Example: ectype {' '.join(words)}" in " ".join(result.output.split())
 
 
+@pytest.mark.parametrize(
+    "group", [(), ("weights",), ("data",), ("recipes",)], ids=lambda words: " ".join(words) or "all"
+)
+def test_the_list_of_verbs_cuts_no_sentence_short(group: tuple[str, ...]) -> None:
+    listed = CliRunner().invoke(app, [*group, "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).output
+    assert "Commands:" in listed
+    assert "..." not in listed.split("Commands:")[1]
+
+
+@pytest.mark.parametrize("words", VERBS, ids=" ".join)
+def test_arguments_are_named_in_capitals_and_explained(words: tuple[str, ...]) -> None:
+    for parameter in VERBS[words].params:
+        if parameter.param_type_name == "argument":
+            assert (parameter.metavar or "").isupper(), parameter.name
+            assert parameter.help
+
+
 @pytest.mark.parametrize("words", VERBS, ids=" ".join)
 def test_every_verb_takes_json(words: tuple[str, ...]) -> None:
     options = {option for parameter in VERBS[words].params for option in parameter.opts}

@@ -56,6 +56,16 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
     _assert_bad_input(_run("recipes", "show", "toy-clam"), "no recipe named 'toy-clam'", "did you mean 'toy-calm'?")
 
 
+def test_a_placement_in_a_recipes_stead_is_named_as_one() -> None:
+    _assert_bad_input(_run("recipes", "show", "cpu"), "'cpu', which is a placement")
+    _assert_bad_input(_run("recipes", "show", "toy-calm", "--placement"), "'toy-calm', which is a recipe")
+
+
+def test_a_shorter_duration_says_what_to_do_with_the_landmarks() -> None:
+    result = _run("recipes", "show", "toy-calm", "--set", "duration_steps=20")
+    _assert_bad_input(result, "landmarks [80, 240, 400, 640]", "--until")
+
+
 @pytest.mark.parametrize(
     ("override", "nearest"),
     [("schedule.peek=1e-3", "schedule.peak"), ("optimizer.beta3=0.9", "optimizer.beta"), ("sead=1", "seed")],

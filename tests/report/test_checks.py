@@ -34,7 +34,7 @@ def test_a_clean_audit_shows_every_window_once() -> None:
     second = EpochCount(
         0, 2, 4172, 119, read_once=952, unread=3220, unread_dropped_tail=4, unread_not_reached=3216
     )  # fmt: skip
-    part = coverage_part(_record(Audit(640, [first, second], notes=["1 sessions, 0 of them cut short"])))
+    part = coverage_part(_record(Audit(640, [first, second], notes=["read in 1 session"])))
     assert "every window of these updates was read exactly once per pass" in part.markup
     bars = {bar["name"]: bar["x"] for bar in part.figures["coverage"]["data"]}
     assert bars == {
@@ -44,7 +44,7 @@ def test_a_clean_audit_shows_every_window_once() -> None:
         "not reached": [0, 3216],
         "fill no batch": [4, 4],
     }
-    assert "1 sessions, 0 of them cut short" in part.markup
+    assert "read in 1 session" in part.markup
 
 
 def test_a_faulty_audit_names_its_faults() -> None:

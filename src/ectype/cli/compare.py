@@ -27,10 +27,11 @@ def compare(
     write_noise: Annotated[Path | None, WRITE_NOISE_OPTION] = None,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> int:
-    """Say whether a run made the same model as its reference: exit 0 the same, 1 not, 3 not enough evidence.
+    """Say whether a run made the same model as its reference.
 
-    Tolerances are the floors of float32 arithmetic and the noise of twins: the same run from step-0 weights changed by
-    one part in a million. Example: ectype compare runs/calm --reference package:demo/bundle
+    Exit code 0: the same model; 1: not the same; 3: not enough evidence. Tolerances are the floors of float32
+    arithmetic and the noise of twins: the same run from step-0 weights changed by one part in a million.
+    Example: ectype compare runs/calm --reference package:demo/bundle
     """
     from ectype.compare.known_noise import ensure_noise
     from ectype.compare.runner import compare_run
@@ -69,9 +70,24 @@ def _show(record: "VerdictRecord", run: Path) -> None:
         table.add_row(name, where, number(criterion.measured, ".3g"), bound, marks[criterion.outcome])
     out = console()
     out.print(table)
+    for note, names in _open_questions(record).items():
+        out.print(f"{', '.join(names)}: {note}.")
     out.print(f"Comparable step by step: {record.horizon.text}.")
     if record.overlay and record.overlay.warning:
         out.print(f"[yellow]Warning: {record.overlay.warning}[/]")
     colour = {"same model": "green", "not the same model": "red"}.get(record.verdict, "yellow")
     out.print(f"[bold {colour}]{record.verdict}[/]: {record.reason}")
-    out.print(f"All criteria are in {RunFolder(run).verdict}", soft_wrap=True)
+    out.print(f"All criteria, with units and the sources of tolerances: {RunFolder(run).verdict}", soft_wrap=True)
+
+
+def _open_questions(record: "VerdictRecord") -> dict[str, list[str]]:
+    """What is said of criteria that do not hold, and of which ones."""
+    from ectype.compare.criteria import Outcome
+
+    found: dict[str, list[str]] = {}
+    for criterion in record.criteria:
+        if criterion.outcome is not Outcome.HOLDS and criterion.note:
+            names = found.setdefault(criterion.note.rsplit("; ", 1)[-1], [])
+            if criterion.name not in names:
+                names.append(criterion.name)
+    return found

@@ -13,9 +13,12 @@ if TYPE_CHECKING:
     from ectype.data.tokenindex import TokenIndex
     from ectype.recipe.spec import Recipe
 
-app = typer.Typer(help="Index token files, audit what a run reads, list and show windows.", no_args_is_help=True)
+app = typer.Typer(help="Index token files; audit and show what a run reads.", no_args_is_help=True)
 
 OLMO3_VOCAB_SIZE = 100_278
+SOURCE_ARGUMENT = typer.Argument(
+    metavar="SOURCE", help="Manifest of `label,path` lines, folder of .npy files, or index JSON."
+)
 RECIPE_OPTION = typer.Option("--recipe", help="Recipe name or YAML path.")
 SET_OPTION = typer.Option("--set", help="section.key=value; may repeat.")
 INDEX_OPTION = typer.Option("--index", help="Index JSON, manifest or folder.")
@@ -25,7 +28,7 @@ CACHE_OPTION = typer.Option("--order-cache", help="Folder for orders and packing
 @app.command()
 @verb
 def index(
-    source: Annotated[str, typer.Argument(help="Manifest of `label,path` lines, folder of .npy files, or index JSON.")],
+    source: Annotated[str, SOURCE_ARGUMENT],
     out: Annotated[Path, typer.Option("--out", help="Index JSON to write.")],
     sequence_length: Annotated[int | None, typer.Option(help="Tokens in a window; needed without --recipe.")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Id space; 100278 (OLMo 3) when no recipe is given.")] = None,
@@ -49,9 +52,9 @@ def index(
     ] = False,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Index token files; a MaxText index becomes one that also tells replaced files by name.
+    """Write the index of token files that a run reads.
 
-    Example: ectype data index mix.txt --sequence-length 8192 --root gs://bucket --out index.json
+    A MaxText index is written anew. Example: ectype data index mix.txt --sequence-length 8192 --out index.json
     """
     from ectype.data.index import make_index, write_index
     from ectype.data.manifest import OLMO3_TOKENIZER
@@ -98,9 +101,10 @@ def audit(
     order_cache: Annotated[Path | None, CACHE_OPTION] = None,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> int:
-    """Prove that every window is read exactly once, from a plan or from a run's ledger.
+    """Prove that every window is read exactly once.
 
-    The record of a run's audit also goes to RUN/audit.json.
+    Of a plan (--recipe, --index) or of a run, from its ledger (--run). Exit code 1 when it is not so. The record
+    of a run's audit also goes to RUN/audit.json.
     Example: ectype data audit --index I --recipe R --schedule "64 hosts to step 1050000, then 16"
     """
     from ectype.data.audit import audit_plan
@@ -125,7 +129,7 @@ def audit(
 @app.command()
 @verb
 def which(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
     step: Annotated[int, typer.Option(help="Update number, from 1.")],
     index: Annotated[str | None, INDEX_OPTION] = None,
     remap: Annotated[list[str] | None, REMAP_OPTION] = None,
@@ -149,7 +153,7 @@ def which(
     result = {"step": step, "epoch": epoch, "batch_of_epoch": batch, "windows": windows}
 
     def text() -> None:
-        print(f"step {step}: epoch {epoch}, batch {batch} of it")
+        print(f"step {step}: epoch {epoch}, batch {batch} of it, counted from 0")
         for window in windows:
             parts = ", ".join(f"{part['path']} tokens {part['first']}-{part['last']}" for part in window["parts"])
             print(f"  row {window['row']}: window {window['window']}: {parts}")

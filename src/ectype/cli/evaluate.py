@@ -23,10 +23,11 @@ def evaluate(
     batch_windows: Annotated[int | None, BATCH_OPTION] = None,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Measure a run against a reference on held-out text, at each landmark that both have.
+    """Measure a run against its reference on held-out text.
 
-    Each record lies in RUN/evaluations; a record whose inputs have not changed is kept, so a stopped evaluation goes
-    on where it was. Example: ectype evaluate runs/calm --reference package:demo/bundle --landmark 640
+    At each landmark that both have. Each record lies in RUN/evaluations; a record whose inputs have not changed is
+    kept, so a stopped evaluation goes on where it was.
+    Example: ectype evaluate runs/calm --reference package:demo/bundle --landmark 640
     """
     from ectype.errors import EctypeError
     from ectype.evaluate.runner import Settings, default_settings, evaluate_run, find_landmarks
@@ -75,7 +76,7 @@ def _show(evaluations: dict[int, Any], missing: tuple[int, ...]) -> None:
         )  # fmt: skip
     console().print(table)
     if missing:
-        console().print(f"no checkpoint yet for landmark {', '.join(map(str, missing))}")
+        console().print(f"no checkpoint yet for the landmarks {', '.join(map(str, missing))}")
 
 
 def plain_table(*columns: str, numbers_from: int) -> Any:

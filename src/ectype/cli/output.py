@@ -35,6 +35,8 @@ def verb(function: Callable[..., Any]) -> Callable[..., None]:
             raise typer.Exit(EXIT_BAD_INPUT) from None
         except Stopped as stop:
             ignore_further_signals()
+            if kwargs.get("json_output"):
+                print(json.dumps({"stopped": str(stop)}))
             print(f"stopped: {stop}", file=sys.stderr)
             raise typer.Exit(EXIT_STOPPED) from None
         except BrokenPipeError:
@@ -79,7 +81,7 @@ class ProgressBar:
         detail = TextColumn("{task.fields[detail]}")
         self._bars = Progress(*columns, TimeRemainingColumn(), detail, console=self._console, transient=True)
         self._tasks: dict[str, Any] = {}
-        self._last_line_seconds = 0.0
+        self._last_line_seconds = time.monotonic()
         self.detail = ""
         """Shown behind the bar that is drawn next."""
 
@@ -89,7 +91,8 @@ class ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+        if self._console.is_terminal:
+            self._bars.stop()
 
     def __call__(self, label: str, done: int, total: int) -> None:
         if not self._console.is_terminal:

@@ -24,7 +24,7 @@ def recipes(
 @app.command()
 @verb
 def show(
-    name: str,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Shipped name or YAML file.")],
     overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; may repeat.")] = None,
     placement: Annotated[bool, typer.Option("--placement", help="NAME is a placement.")] = False,
     json_output: Annotated[bool, JSON_OPTION] = False,

@@ -10,12 +10,17 @@ from ectype.cli.output import JSON_OPTION, emit, verb
 
 @verb
 def report(
-    run: Annotated[Path, typer.Argument(help="The run folder.")],
-    out: Annotated[Path | None, typer.Option(help="The HTML file to write; RUN/report.html without it.")] = None,
-    reference: Annotated[str | None, typer.Option(help="The reference's folder; the recipe's without it.")] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
+    out: Annotated[Path | None, typer.Option(help="The HTML file to write. Default: RUN/report.html.")] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="Folder with reference.json. Default: the recipe's own.")
+    ] = None,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Write the report of a run as one HTML file that needs no network. Example: ectype report runs/demo"""
+    """Write the report of a run as one HTML file.
+
+    It needs no network. Example: ectype report runs/demo
+    """
     from ectype.report.build import write_report
 
     path = write_report(run, out, reference)

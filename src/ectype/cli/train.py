@@ -133,7 +133,7 @@ def _show_hand_over(record: Any, spec: Any) -> None:
     from ectype.cli.evaluate import plain_table
     from ectype.train.hand_over import hand_over_table
 
-    table = plain_table("hand-over", "", "")
+    table = plain_table("hand-over", "", "", numbers_from=3)
     for row in hand_over_table(record, spec):
         table.add_row(*row)
     Console(stderr=True, highlight=False).print(table)

@@ -9,14 +9,15 @@ from ectype.cli.output import JSON_OPTION, ProgressBar, console, emit, verb
 from ectype.errors import EXIT_DONE, EXIT_NEGATIVE, EctypeError
 
 app = typer.Typer(help="Import, export and compare weights.", no_args_is_help=True)
+CHECKPOINT_ARGUMENT = typer.Argument(metavar="CKPT", help="Checkpoint, or a run folder (its newest checkpoint).")
 DTYPE_HELP = "float32, bfloat16 or float16. Default: as stored."
 
 
 @app.command("import")
 @verb
 def import_(
-    hf_dir: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors.")],
-    out: Annotated[Path, typer.Argument(help="Checkpoint to write; must not exist.")],
+    hf_dir: Annotated[Path, typer.Argument(metavar="HF_DIR", help="Folder with config.json and safetensors.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Checkpoint to write; must not exist.")],
     dtype: Annotated[str | None, typer.Option(help=DTYPE_HELP)] = None,
     padded_rows: Annotated[Path | None, typer.Option(help="Side file with the vocabulary rows HF_DIR lacks.")] = None,
     trained_rows: Annotated[
@@ -25,8 +26,9 @@ def import_(
     seed: Annotated[int, typer.Option(help="Seed of drawn rows.")] = 0,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Convert a Hugging Face folder into a checkpoint; a killed import resumes.
+    """Convert a Hugging Face folder into a checkpoint.
 
+    A killed import resumes.
     Example: ectype weights import hf/step0 checkpoints/step0 --padded-rows padded_rows/step0.safetensors
     """
     from ectype.weights.hf_import import import_weights
@@ -54,8 +56,8 @@ def import_(
 @app.command()
 @verb
 def export(
-    ckpt: Annotated[Path, typer.Argument(help="Checkpoint, or a run folder (its newest checkpoint).")],
-    out_dir: Annotated[Path, typer.Argument(help="Hugging Face folder to write; must not exist.")],
+    ckpt: Annotated[Path, CHECKPOINT_ARGUMENT],
+    out_dir: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Hugging Face folder to write; must not exist.")],
     dtype: Annotated[str | None, typer.Option(help=DTYPE_HELP)] = None,
     like: Annotated[Path | None, typer.Option(help="Hugging Face folder to take tokenizer files and ids from.")] = None,
     max_length: Annotated[int | None, typer.Option(help="max_position_embeddings to state, in tokens.")] = None,
@@ -63,8 +65,9 @@ def export(
     shard_bytes: Annotated[int, typer.Option(help="Largest safetensors file.")] = 5_000_000_000,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Convert a checkpoint into a Hugging Face folder that transformers loads; a killed export resumes.
+    """Convert a checkpoint into a Hugging Face folder.
 
+    transformers loads it. A killed export resumes.
     Example: ectype weights export runs/calm hf/calm --like hf/step0
     """
     from ectype.run.checkpoints import find_checkpoint
@@ -88,8 +91,10 @@ def export(
 @app.command()
 @verb
 def parity(
-    ckpt: Annotated[Path, typer.Argument(help="Checkpoint, or a run folder (its newest checkpoint).")],
-    hf_dir: Annotated[Path, typer.Argument(help="Hugging Face folder that transformers runs as the reference.")],
+    ckpt: Annotated[Path, CHECKPOINT_ARGUMENT],
+    hf_dir: Annotated[
+        Path, typer.Argument(metavar="HF_DIR", help="Hugging Face folder that transformers runs as the reference.")
+    ],
     dtype: Annotated[str, typer.Option(help="Element type of our computation: float32 or bfloat16.")] = "float32",
     tokens: Annotated[Path | None, typer.Option(help="Token ids: JSON list, .npy, or headerless token file.")] = None,
     text: Annotated[str | None, typer.Option(help="Text, by the tokenizer in HF_DIR.")] = None,
@@ -97,9 +102,10 @@ def parity(
     seed: Annotated[int, typer.Option(help="Seed of random tokens, when neither file nor text is given.")] = 0,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> int:
-    """Compare logits with transformers at every position; exit 1 and the first differing tensor when they part.
+    """Compare logits with those of transformers.
 
-    Of a run folder, the record also goes to RUN/parity.json. Needs the extra `reference`.
+    At every position; exit code 1 and the first differing tensor when they part. Of a run folder, the record also
+    goes to RUN/parity.json. Needs the extra `reference`.
     Example: ectype weights parity checkpoints/step0 hf/step0 --dtype bfloat16
     """
     if dtype != "float32" and dtype != "bfloat16":

@@ -126,7 +126,11 @@ def _largest(
     if len(sizes) == 0:
         return exact(name, unit, math.nan, tolerance, "no step in common with the reference's log", Outcome.UNCLEAR)
     worst = int(np.argmax(np.where(np.isnan(sizes), np.inf, sizes)))
-    note = f"largest of {len(sizes)} steps, at step {int(steps[before][worst])}"
+    note = (
+        f"largest of {len(sizes)} steps, at step {int(steps[before][worst])}"
+        if sizes[worst] != 0
+        else f"equal at all {len(sizes)} steps"
+    )
     return exact(name, unit, float(sizes[worst]), tolerance, note)
 
 

@@ -109,7 +109,7 @@ def evaluate_run(
 
 def _part_of(progress: Progress, number: int, parts: int) -> Progress:
     """Progress of the part `number` of `parts` equal ones, shown as progress of the whole."""
-    return lambda label, done, total: progress("evaluate", number * total + done, parts * total)
+    return lambda label, done, total: progress("evaluate, windows", number * total + done, parts * total)
 
 
 def window_tokens(recipe: Recipe) -> int:

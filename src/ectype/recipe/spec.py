@@ -249,7 +249,10 @@ class Recipe(Section):
     def _consistent(self) -> "Recipe":
         beyond = [step for step in self.landmarks if step > self.duration_steps]
         if beyond:
-            raise ValueError(f"landmarks {beyond} lie beyond duration_steps {self.duration_steps}")
+            raise ValueError(
+                f"landmarks {beyond} lie beyond duration_steps {self.duration_steps}; give both, or stop a run early "
+                "with --until"
+            )
         for name in ("eos_id", "pad_id"):
             value = getattr(self.data, name)
             if value >= self.model.vocab_size:
