@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from ectype.artifacts import package_path
+from ectype.recipe.load import load_recipe, recipe_hash
 from ectype.recipe.placement import Placement
 from ectype.run.manifest import Manifest, Session
 from ectype.train.run_folder import environment
@@ -50,7 +51,8 @@ def make_manifest() -> Callable[..., Manifest]:
 
     def make(**changes: Any) -> Manifest:
         values = {
-            "recipe": "toy-calm", "recipe_hash": "a" * 64, "earlier_recipe_hashes": (), "index_fingerprint": "e" * 64,
+            "recipe": "toy-calm", "recipe_hash": recipe_hash(load_recipe("toy-calm")), "earlier_recipe_hashes": (),
+            "index_fingerprint": "e" * 64,
             "perturbation": None, "created": started, "environment": environment(),
             "placement": Placement(name="cpu"),
             "sessions": (Session(started=started, from_step=0, devices=2, processes=1),),

@@ -90,10 +90,17 @@ def write_metrics(run: Path, reference: Reference, loss_shift: float) -> None:
     log = read_training_log(reference.log)
     assert log.grad_norm is not None
     assert log.skipped is not None
+    assert log.z_loss is not None
+    assert log.learning_rate is not None
     rows = [
-        {"step": int(step), "loss": loss + loss_shift, "grad_norm": norm, "skipped": bool(skip), "step_seconds": 0.1}
-        for step, loss, norm, skip in zip(log.steps, log.loss, log.grad_norm, log.skipped, strict=True)
-    ]
+        {
+            "step": int(step), "loss": loss + loss_shift, "z_loss": z_loss, "grad_norm": norm, "learning_rate": rate,
+            "skipped": bool(skip), "step_seconds": 0.1,
+        }
+        for step, loss, z_loss, norm, rate, skip in zip(
+            log.steps, log.loss, log.z_loss, log.grad_norm, log.learning_rate, log.skipped, strict=True
+        )
+    ]  # fmt: skip
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 

@@ -17,10 +17,10 @@ from ectype.compare.runner import compare_run
 from ectype.compare.twins import finished_twins, no_noise, reference_noise, twins_noise
 from ectype.errors import EctypeError
 from ectype.evaluate.runner import Settings, evaluate_run
-from ectype.recipe.load import load_recipe
+from ectype.recipe.load import load_recipe, to_yaml
 from ectype.recipe.placement import Placement
 from ectype.recipe.reference import Reference
-from ectype.run.manifest import Manifest, write_manifest
+from ectype.run.manifest import Manifest, Perturbation, write_manifest
 from ectype.run.metrics import read_metrics
 from ectype.run.paths import RunFolder
 
@@ -29,10 +29,12 @@ Imported = Callable[[int], Path]
 FAST = Settings(batch_windows=8)
 
 
-def add_twins(run: Path, copy: Copy, count: int) -> None:
+def add_twins(run: Path, copy: Copy, count: int, make_manifest: Callable[..., Manifest]) -> None:
     """Twins that did exactly what the run did: a machine without any noise."""
+    write_manifest(run, make_manifest())
     for number in range(1, count + 1):
-        copy(f"{run.name}/twins/{number}")
+        twin = copy(f"{run.name}/twins/{number}")
+        write_manifest(twin, make_manifest(perturbation=Perturbation(scale=1e-6, seed=number)))
 
 
 def judged(run: Path, reference: Reference, count: int = 0) -> dict[str, Any]:
@@ -53,10 +55,12 @@ def test_a_perfect_copy_is_the_same_model(copy: Copy, reference: Reference) -> N
     assert record["landmarks"] == {"due": [0, 640], "evaluated": [0, 640], "stale": [], "missing": []}
 
 
-def test_swapped_weights_are_not_the_same_model(copy: Copy, reference: Reference) -> None:
+def test_swapped_weights_are_not_the_same_model(
+    copy: Copy, reference: Reference, make_manifest: Callable[..., Manifest]
+) -> None:
     run = copy(final_weights=400)
     assert judged(run, reference)["verdict"] == "not enough evidence"
-    add_twins(run, copy, 3)
+    add_twins(run, copy, 3, make_manifest)
     for number in (1, 2, 3):
         checkpoint = RunFolder(run).twin(number).checkpoint(640)
         checkpoint.unlink()
@@ -118,9 +122,11 @@ def test_an_evaluation_of_other_text_or_protocol_does_not_count(
     assert record.landmarks.stale == (640,)
 
 
-def test_another_data_order_is_not_the_same_run(copy: Copy, reference: Reference) -> None:
+def test_another_data_order_is_not_the_same_run(
+    copy: Copy, reference: Reference, make_manifest: Callable[..., Manifest]
+) -> None:
     run = copy(swap_batch=17)
-    add_twins(run, copy, 1)
+    add_twins(run, copy, 1, make_manifest)
     record = judged(run, reference, 1)
     assert record["verdict"] == "not the same model"
     assert record["decided_by"] == ["data order"]
@@ -153,10 +159,10 @@ def test_metrics_of_rolled_back_steps_and_a_torn_line_do_not_count(tmp_path: Pat
 
 
 def test_noise_of_the_reference_is_used_for_its_own_recipe_only(
-    copy: Copy, reference: Reference, tmp_path: Path
+    copy: Copy, reference: Reference, tmp_path: Path, make_manifest: Callable[..., Manifest]
 ) -> None:
     run = copy()
-    add_twins(run, copy, 2)
+    add_twins(run, copy, 2, make_manifest)
     evaluate_run(run, reference, settings=FAST)
     write_noise(tmp_path / "noise.json", twins_noise(run, reference, [1, 2]).record)  # type: ignore[arg-type]
     named = reference.model_copy(update={"noise": tmp_path / "noise.json"})
@@ -167,9 +173,11 @@ def test_noise_of_the_reference_is_used_for_its_own_recipe_only(
     assert reference_noise(reference, load_recipe("toy-calm")) is None
 
 
-def test_a_twin_of_another_recipe_is_refused_and_a_short_one_is_not_finished(copy: Copy) -> None:
+def test_a_twin_of_another_recipe_is_refused_and_a_short_one_is_not_finished(
+    copy: Copy, make_manifest: Callable[..., Manifest]
+) -> None:
     run = copy()
-    add_twins(run, copy, 2)
+    add_twins(run, copy, 2, make_manifest)
     recipe = load_recipe("toy-calm")
     assert finished_twins(run, recipe) == [1, 2]
     metrics = RunFolder(run).twin(2).metrics
@@ -177,6 +185,54 @@ def test_a_twin_of_another_recipe_is_refused_and_a_short_one_is_not_finished(cop
     assert finished_twins(run, recipe) == [1]
     with pytest.raises(EctypeError, match="another recipe"):
         finished_twins(run, load_recipe("toy-calm", ["schedule.peak=1e-3"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"perturbation": None}, "no twin: its step-0 weights were changed by none"),
+        ({"perturbation": Perturbation(scale=1e-2, seed=2)}, "changed by 0.01, seed 2"),
+        ({"perturbation": Perturbation(scale=1e-6, seed=1)}, "changed by 1e-06, seed 1"),
+        ({"index_fingerprint": "f" * 64}, "read the index ffffffffffffffff"),
+    ],
+)
+def test_what_is_no_twin_of_the_run_is_no_noise(
+    copy: Copy, make_manifest: Callable[..., Manifest], change: dict[str, Any], message: str
+) -> None:
+    """A run from quite other weights, or on other data, would make room for any difference."""
+    run = copy()
+    add_twins(run, copy, 2, make_manifest)
+    twin = make_manifest(**{"perturbation": Perturbation(scale=1e-6, seed=2)} | change)
+    write_manifest(RunFolder(run).twin(2).path, twin)
+    with pytest.raises(EctypeError, match=message):
+        finished_twins(run, load_recipe("toy-calm"))
+
+
+@pytest.mark.parametrize("series", ["z_loss", "grad_norm", "learning_rate", "skipped"])
+@pytest.mark.parametrize("rows", [1, 640])
+def test_a_log_that_leaves_a_series_out_is_not_enough_evidence(
+    copy: Copy, reference: Reference, series: str, rows: int
+) -> None:
+    run = copy()
+    lines = RunFolder(run).metrics.read_text().splitlines()
+    bare = [json.dumps({name: value for name, value in json.loads(line).items() if name != series}) for line in lines]
+    RunFolder(run).metrics.write_text("\n".join(bare[:rows] + lines[rows:]) + "\n")
+    record = judged(run, reference)
+    assert record["verdict"] == "not enough evidence"
+    assert len(record["decided_by"]) == 1
+
+
+def test_a_recipe_that_leaves_out_the_last_landmark_gets_no_verdict_on_the_run(
+    copy: Copy, reference: Reference
+) -> None:
+    run = copy()
+    changes = ["landmarks=[0]", "evaluation.bootstrap_samples=300"]
+    (run / "recipe.yaml").write_text(to_yaml(load_recipe("toy-calm", changes)))
+    RunFolder(run).evaluation(640).unlink()
+    record = judged(run, reference)
+    assert record["verdict"] == "not enough evidence"
+    assert record["landmarks"]["missing"] == [640]
+    assert "no held-out evidence at landmark 640" in record["reason"]
 
 
 def command(*arguments: Any) -> Result:
@@ -232,7 +288,8 @@ def test_missing_twins_are_trained_where_the_run_was(
 
     def train_run(recipe: Any, placement: Any, run_dir: Path, *, perturb: tuple[float, int], **_: Any) -> None:
         asked.append((recipe.name, placement.devices, run_dir, perturb))
-        copy(str(run_dir.relative_to(tmp_path)))
+        twin = copy(str(run_dir.relative_to(tmp_path)))
+        write_manifest(twin, make_manifest(perturbation=Perturbation(scale=perturb[0], seed=perturb[1])))
 
     monkeypatch.setattr("ectype.train.loop.train_run", train_run)
     done = command("compare", run, *given, "--write-noise", tmp_path / "noise.json")

@@ -24,9 +24,24 @@ def test_logs_are_aligned_by_step() -> None:
     assert found.steps.tolist() == list(range(6, 101))
     assert found.absent == 5
     np.testing.assert_allclose(found.loss, 0.5)
-    assert found.grad_norm is None
+    assert found.grad_norm is not None
+    assert np.isnan(found.grad_norm).all()
     assert found.skipped is not None
     assert [steps.tolist() for steps in found.skipped] == [[40], [40]]
+
+
+def test_what_the_run_did_not_log_is_unknown() -> None:
+    full = replace(log(), z_loss=np.ones(STEPS), learning_rate=np.ones(STEPS))
+    bare = replace(full, z_loss=None, grad_norm=None, learning_rate=None, skipped=None)
+    found = difference(bare, full, STEPS)
+    for series in (found.z_loss, found.learning_rate):
+        assert series is not None
+        assert np.isnan(series.values).all()
+    assert np.isnan(found.grad_norm).all()  # type: ignore[arg-type]
+    assert found.skips_unknown.tolist() == full.steps.tolist()
+    found = difference(full, bare, STEPS)
+    assert (found.z_loss, found.grad_norm, found.learning_rate, found.skipped) == (None, None, None, None)
+    assert len(found.skips_unknown) == 0
 
 
 def test_the_gradient_norm_differs_relatively() -> None:

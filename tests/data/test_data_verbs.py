@@ -15,7 +15,7 @@ from ectype.data.audit_record import read_audit
 from ectype.data.index import load_index
 from ectype.data.ledger import Ledger
 from ectype.data.order import make_order
-from ectype.recipe.load import load_recipe, to_yaml
+from ectype.recipe.load import load_recipe, recipe_hash, to_yaml
 from ectype.run.manifest import Manifest, write_manifest
 
 SETS = ("data.sequence_length_tokens=16", "data.global_batch_windows=4", "duration_steps=30", "landmarks=[]")
@@ -50,7 +50,7 @@ def finished(manifest: Path, tmp_path: Path, make_manifest: Callable[..., Manife
     recipe = load_recipe(TOY, [*SETS, "data.order.max_target_length_tokens=null", f"inputs.index={manifest}"])
     (folder / "recipe.yaml").write_text(to_yaml(recipe))
     index = load_index(manifest, recipe.data, 1000)
-    write_manifest(folder, make_manifest(index_fingerprint=index.fingerprint))
+    write_manifest(folder, make_manifest(index_fingerprint=index.fingerprint, recipe_hash=recipe_hash(recipe)))
     order = make_order(index.windows, recipe.data)
     for host in (0, 1):
         ledger = Ledger(folder, host, 2)

@@ -60,6 +60,15 @@ def test_an_absent_audit_names_the_command() -> None:
     assert "ectype data audit --run RUN" in _text(coverage_part(None).markup)
 
 
+def test_an_audit_of_another_state_of_the_run_is_out_of_date() -> None:
+    record = _record(Audit(640))
+    for done, fingerprint, said in ((640, record.fingerprint, None), (700, record.fingerprint, "700 updates")):
+        text = _text(coverage_part(record, done, fingerprint).markup)
+        assert ("out of date" in text) == (said is not None)
+        assert said is None or f"640 updates were audited, and the run is of {said}" in text
+    assert "the run is of another index" in _text(coverage_part(record, 640, "0" * 64).markup)
+
+
 def test_parity_is_shown_with_its_limits() -> None:
     text = _text(parity_part(ParityRecord(**PARITY)).markup)
     assert "the same function" in text

@@ -152,6 +152,34 @@ def test_a_broken_run_says_so(tmp_path: Path, make_manifest: Callable[..., Manif
     assert "Nearest to its limit" not in _visible(undecided)
 
 
+def _with_another_epsilon(recipe: Path) -> None:
+    text = recipe.read_text()
+    assert "epsilon: 1.0e-08" in text
+    recipe.write_text(text.replace("epsilon: 1.0e-08", "epsilon: 1.0e-05"))
+    recipe.with_name("run.json").unlink()  # Beside it the change is refused.
+
+
+def test_a_verdict_on_records_that_changed_since_is_no_verdict(compared: Path, tmp_path: Path) -> None:
+    """A run that is trained, evaluated or recorded anew keeps its old verdict.json until it is compared again."""
+    for name, change in (
+        ("metrics.jsonl", lambda path: path.write_bytes(path.read_bytes().replace(b'"step": 640', b'"step": 641'))),
+        ("evaluations/step-00000400.json", lambda path: path.write_bytes(path.read_bytes() + b"\n")),
+        ("evaluations/step-00000640.json", lambda path: path.unlink()),
+        ("ledger/process-00000.ledger", lambda path: path.write_bytes(path.read_bytes()[:-32])),
+        ("recipe.yaml", _with_another_epsilon),
+    ):
+        run = tmp_path / name.replace("/", "-")
+        shutil.copytree(compared, run)
+        assert load_records(run).changed_since_verdict == ()
+        change(run / name)
+        records = load_records(run)
+        assert records.changed_since_verdict == (name,)
+        page = render(records)
+        assert 'class="verdict none"' in page
+        assert "The verdict is out of date" in _visible(page)
+        assert f"of records that have changed since: {name}." in _visible(page)
+
+
 def test_what_is_missing_is_said_plainly(run_dir: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     bare.mkdir()

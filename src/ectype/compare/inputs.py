@@ -11,10 +11,13 @@ from ectype.data.ledger import ledger_processes, spans_of
 from ectype.evaluate.held_out import load_held_out
 from ectype.evaluate.record import Evaluation, read_evaluation
 from ectype.evaluate.runner import Settings, is_current, landmark_inputs, weights_sha256, window_tokens
+from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import Reference, read_batches
 from ectype.recipe.spec import Recipe
 from ectype.run.checkpoints import is_checkpoint
+from ectype.run.manifest import read_manifest
 from ectype.run.paths import RunFolder
+from ectype.weights.checkpoint import read_meta
 
 
 def consumed_digests(run_dir: Path, batch_windows: int) -> dict[int, np.ndarray] | None:
@@ -37,6 +40,12 @@ def reference_digests(reference: Reference) -> dict[int, np.ndarray]:
     return {step: batch_digest(step - 1, np.arange(len(ids)), ids.astype(np.uint32)) for step, ids in batches.items()}
 
 
+def _is_of(checkpoint: Path, recipe_hashes: set[str]) -> bool:
+    """Whether a run under one of these recipes made the checkpoint; what no run made, as an import, does not say."""
+    found = read_meta(checkpoint).get("recipe_hash")
+    return found is None or found in recipe_hashes
+
+
 @dataclass(frozen=True)
 class StoredEvaluations:
     """Evaluations that answer today's question, and the landmarks whose records do not."""
@@ -50,6 +59,10 @@ def read_evaluations(
 ) -> StoredEvaluations:
     """Records that evaluating now would give again: same weights on both sides, text, tokenizer and protocol."""
     current, stale, run = {}, [], RunFolder(run_dir)
+    known = {recipe_hash(recipe)}
+    if run.manifest.is_file():
+        manifest = read_manifest(run_dir)
+        known |= {manifest.recipe_hash, *manifest.earlier_recipe_hashes}
     held_out = load_held_out(reference, window_tokens(recipe), recipe.model.vocab_size)
     for step in landmarks:
         path = run.evaluation(step)
@@ -59,7 +72,10 @@ def read_evaluations(
         # A checkpoint that is gone can't be compared; the record then speaks for it.
         ours = weights_sha256(checkpoint) if is_checkpoint(checkpoint) else evaluation.inputs.ours
         inputs = landmark_inputs(ours, reference.landmarks[step], held_out)
-        if is_current(evaluation, step, inputs, held_out, Settings(compute_dtype=evaluation.protocol.compute_dtype)):
+        of_this_run = not is_checkpoint(checkpoint) or _is_of(checkpoint, known)
+        if of_this_run and is_current(
+            evaluation, step, inputs, held_out, Settings(compute_dtype=evaluation.protocol.compute_dtype)
+        ):
             current[step] = evaluation
         else:
             stale.append(step)

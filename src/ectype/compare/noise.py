@@ -85,7 +85,11 @@ def measure_noise(
             "twins as long as the run, each evaluated at every landmark",
             "let `ectype compare` finish them, or ask for fewer with --twins",
         )
-    grad_norms = [found.grad_norm for found in differences if found.grad_norm is not None]
+    grad_norms = [
+        found.grad_norm
+        for twin, found in zip(twins, differences, strict=True)
+        if twin.grad_norm is not None and found.grad_norm is not None
+    ]
     return Noise(
         recipe_hash=recipe_hash,
         perturbation=perturbation,

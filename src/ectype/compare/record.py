@@ -1,5 +1,7 @@
 """The record of a comparison: what `ectype compare` prints, and `verdict.json` in a run folder."""
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -50,7 +52,7 @@ class Horizon(Section):
 class VerdictRecord(Section):
     """The answer, and everything that it rests on."""
 
-    format: Literal[2] = 2
+    format: Literal[3] = 3
     verdict: Answer
     reason: str
     decided_by: tuple[str, ...]
@@ -61,6 +63,33 @@ class VerdictRecord(Section):
     horizon: Horizon
     criteria: tuple[Criterion, ...]
     overlay: Overlay | None
+    evidence: dict[str, str]
+    """SHA-256 of each file of the run that was judged, by its path within the run folder."""
+
+
+def judged_files(run_dir: Path, landmarks: Iterable[int]) -> dict[str, str]:
+    """SHA-256 of the run's own log, of its record of consumed windows and of its evaluations of `landmarks`."""
+    run = RunFolder(run_dir)
+    ledgers = [run.process_ledger(process) for process in run.ledger_processes()]
+    files = [run.metrics, *ledgers, *(run.evaluation(step) for step in landmarks)]
+    found = {}
+    for path in files:
+        if path.is_file():
+            with path.open("rb") as stream:
+                found[str(path.relative_to(run_dir))] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return found
+
+
+def changed_since(run_dir: Path, record: VerdictRecord, recipe_hash: str) -> tuple[str, ...]:
+    """What of the run is no longer as it was judged: names of its files; empty for a verdict that still stands.
+
+    Args:
+        recipe_hash: of the recipe that the run folder holds now.
+    """
+    now = judged_files(run_dir, record.landmarks.evaluated)
+    names = sorted(now.keys() | record.evidence.keys())
+    recipe = [RunFolder(run_dir).recipe.name] if recipe_hash != record.recipe_hash else []
+    return (*recipe, *(name for name in names if now.get(name) != record.evidence.get(name)))
 
 
 def horizon_record(grounds: Grounds, noise_source: str) -> Horizon:

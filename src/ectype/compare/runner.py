@@ -17,6 +17,7 @@ from ectype.compare.record import (
     VerdictRecord,
     finite_overlay,
     horizon_record,
+    judged_files,
     write_verdict,
 )
 from ectype.compare.tolerances import load_floors
@@ -45,7 +46,7 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
         The verdict, and the record that was written.
     """
     recipe = load_run_recipe(run_dir)
-    due = find_landmarks(run_dir, recipe, reference).due
+    due = _due_landmarks(run_dir, recipe, reference)
     evaluations = read_evaluations(run_dir, recipe, reference, due)
     grounds = _grounds(recipe, reference, noise, evaluations.current)
     criteria, over = held_out_criteria(evaluations.current, grounds), None
@@ -73,9 +74,19 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
         horizon=horizon_record(grounds, noise.source),
         criteria=tuple(criteria),
         overlay=finite_overlay(over),
+        evidence=judged_files(run_dir, sorted(evaluations.current)),
     )
     write_verdict(run_dir, record)
     return verdict, record
+
+
+def _due_landmarks(run_dir: Path, recipe: Recipe, reference: Reference) -> tuple[int, ...]:
+    """Those that the recipe shares with the reference, and the reference's last one within the run in any case.
+
+    A recipe names landmarks freely; one that leaves out the end must not win a verdict about the whole run.
+    """
+    last = max((step for step in reference.landmarks if step <= recipe.duration_steps), default=0)
+    return tuple(sorted({*find_landmarks(run_dir, recipe, reference).due, last} & reference.landmarks.keys()))
 
 
 def _judge_log(

@@ -5,7 +5,7 @@ Shapes: S steps that both logs hold.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,7 +22,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Differences:
-    """Run less reference at every step that both logs hold, float64 [S]; None where either log lacks the series."""
+    """Run less reference at every step that both logs hold, float64 [S]; None where the reference lacks the series.
+
+    NaN where the run lacks what the reference has.
+    """
 
     steps: np.ndarray
     loss: np.ndarray
@@ -37,6 +40,8 @@ class Differences:
     z_loss: Series | None = None
     learning_rate: Series | None = None
     """Relative to the reference's."""
+    skips_unknown: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """Steps, int64, at which the reference logged whether it skipped and the run did not."""
 
 
 @dataclass(frozen=True)
@@ -61,24 +66,36 @@ def difference(run: TrainingLog, reference: TrainingLog, duration_steps: int) ->
     """Align two logs by step and subtract. Steps beyond `duration_steps` are left out."""
     planned = reference.steps[reference.steps <= duration_steps]
     steps, ours, theirs = np.intersect1d(run.steps, planned, assume_unique=True, return_indices=True)
+    # What the reference logged and the run did not is unknown: NaN, which never holds.
+    unknown = np.full(len(run.steps), math.nan)
+    norms, penalties, rates, skips = (
+        unknown if series is None else series for series in (run.grad_norm, run.z_loss, run.learning_rate, run.skipped)
+    )
     grad_norm = None
-    if run.grad_norm is not None and reference.grad_norm is not None:
-        grad_norm = _relative(run.grad_norm[ours], reference.grad_norm[theirs])
+    if reference.grad_norm is not None:
+        grad_norm = _relative(norms[ours], reference.grad_norm[theirs])
     z_loss, learning_rate = (
-        None if left is None or right is None else _where_logged(steps, left[ours], right[theirs], subtract)
+        None if right is None else _where_logged(steps, left[ours], right[theirs], subtract)
         for left, right, subtract in (
-            (run.z_loss, reference.z_loss, np.subtract),
-            (run.learning_rate, reference.learning_rate, _relative),
+            (penalties, reference.z_loss, np.subtract),
+            (rates, reference.learning_rate, _relative),
         )
     )
     skipped = None
-    if run.skipped is not None and reference.skipped is not None:
-        skipped = (steps[run.skipped[ours] != 0], steps[reference.skipped[theirs] != 0])
+    if reference.skipped is not None:
+        skipped = (steps[_flagged(skips[ours])], steps[_flagged(reference.skipped[theirs])])
+    skips_unknown = steps[:0] if reference.skipped is None else steps[np.isnan(skips[ours])]
     good = np.isfinite(run.loss[ours]), np.isfinite(reference.loss[theirs])
     with np.errstate(invalid="ignore"):
         loss = run.loss[ours] - reference.loss[theirs]
     broken = (steps[~good[0] & good[1]], steps[~good[1]])
-    return Differences(steps, loss, grad_norm, skipped, len(planned) - len(steps), broken, z_loss, learning_rate)
+    return Differences(
+        steps, loss, grad_norm, skipped, len(planned) - len(steps), broken, z_loss, learning_rate, skips_unknown
+    )
+
+
+def _flagged(values: np.ndarray) -> np.ndarray:
+    return ~np.isnan(values) & (values != 0)
 
 
 def _relative(left: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -196,6 +196,10 @@ def _with_gaps(criterion: Criterion, differences: Differences) -> Criterion:
         return replace(
             criterion, outcome=Outcome.UNCLEAR, note=f"the reference's loss is no number at step {int(reference[0])}"
         )
+    skips = criterion.name in (SKIPPED, SKIPPED_LATER)
+    if skips and len(differences.skips_unknown) and criterion.outcome is Outcome.HOLDS:
+        note = f"{criterion.note}; the run's log does not say whether step {int(differences.skips_unknown[0])} was"
+        return replace(criterion, outcome=Outcome.UNCLEAR, note=note)
     if differences.absent and criterion.outcome is Outcome.HOLDS:
         planned = len(differences.steps) + differences.absent
         note = f"{criterion.note}; the run's log lacks {differences.absent} of {planned} steps"

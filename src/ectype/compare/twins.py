@@ -13,7 +13,7 @@ from ectype.progress import Progress, silent
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import LandmarkWeights, Reference
 from ectype.recipe.spec import Recipe
-from ectype.run.manifest import load_run_recipe
+from ectype.run.manifest import Perturbation, load_run_recipe, read_manifest
 from ectype.run.metrics import read_metrics
 from ectype.run.paths import RunFolder
 
@@ -34,20 +34,40 @@ def finished_twins(run_dir: Path, recipe: Recipe) -> list[int]:
     """Numbers of the twins of this recipe that ran to the end.
 
     Raises:
-        EctypeError: a twin's folder belongs to another recipe.
+        EctypeError: a twin's folder belongs to another recipe, or to no twin of this run.
     """
     run, finished = RunFolder(run_dir), []
     for number in run.twin_numbers():
         twin = run.twin(number)
         if not twin.metrics.is_file():
             continue
-        if recipe_hash(load_run_recipe(twin.path)) != recipe_hash(recipe):
-            raise EctypeError(
-                f"{twin.path} ran another recipe than {run_dir}", "one recipe", "delete that twin's folder"
-            )
+        _refuse_other(run, twin, number, recipe)
         if read_metrics(twin.path).steps[-1] >= recipe.duration_steps:
             finished.append(number)
     return finished
+
+
+def _refuse_other(run: RunFolder, twin: RunFolder, number: int, recipe: Recipe) -> None:
+    """A folder that holds no twin of this run would widen what the run is judged by."""
+    mend = "delete that twin's folder; `ectype compare` trains it anew"
+    if recipe_hash(load_run_recipe(twin.path)) != recipe_hash(recipe):
+        raise EctypeError(f"{twin.path} ran another recipe than {run.path}", "one recipe", mend)
+    found, due = read_manifest(twin.path), Perturbation(scale=PERTURBATION, seed=number)
+    if found.perturbation != due:
+        shown = (
+            "none" if found.perturbation is None else f"{found.perturbation.scale:g}, seed {found.perturbation.seed}"
+        )
+        raise EctypeError(
+            f"{twin.path} is no twin: its step-0 weights were changed by {shown}",
+            f"{PERTURBATION:g}, seed {number}",
+            mend,
+        )
+    own = read_manifest(run.path)
+    if found.index_fingerprint != own.index_fingerprint:
+        raise EctypeError(
+            f"{twin.path} read the index {found.index_fingerprint[:16]}", f"{own.index_fingerprint[:16]}, as its run",
+            mend,
+        )  # fmt: skip
 
 
 def twins_noise(

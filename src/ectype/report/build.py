@@ -53,10 +53,14 @@ def _parts(records: RunRecords) -> list[Part]:
         training_part(records),
         domains_part(records.evaluations),
         divergence_part(records.evaluations, _kl_tolerance(records)),
-        coverage_part(records.audit),
+        coverage_part(records.audit, _updates(records), records.run.index_fingerprint if records.run else None),
         parity_part(records.parity),
         provenance_part(records),
     ]
+
+
+def _updates(records: RunRecords) -> int | None:
+    return None if records.metrics is None else int(records.metrics.steps[-1])
 
 
 def _kl_tolerance(records: RunRecords) -> float | None:

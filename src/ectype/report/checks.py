@@ -21,8 +21,13 @@ _SHARES = {
 }  # fmt: skip
 
 
-def coverage_part(audit: AuditRecord | None) -> Part:
-    """How often the run read the windows of each pass over the corpus, from its ledger."""
+def coverage_part(audit: AuditRecord | None, done: int | None = None, fingerprint: str | None = None) -> Part:
+    """How often the run read the windows of each pass over the corpus, from its ledger.
+
+    Args:
+        done: updates that the run has done; an audit of fewer or more is told to be out of date. None: not known.
+        fingerprint: of the index that the run reads; likewise.
+    """
     title = "Data coverage"
     lead = "What the run read, proven from its record of consumed windows. Repeated data looks like a better loss."
     if audit is None:
@@ -33,6 +38,9 @@ def coverage_part(audit: AuditRecord | None) -> Part:
         if audit.clean
         else chip("bad", "not every window was read exactly once per pass")
     )
+    if done not in (None, audit.steps) or fingerprint not in (None, audit.fingerprint):
+        of_now = f"{done:,} updates" if done not in (None, audit.steps) else "another index"
+        said = chip("open", f"out of date: {audit.steps:,} updates were audited, and the run is of {of_now}")
     epochs = [(f"pass {epoch.epoch}", _shares(epoch)) for epoch in audit.epochs]
     kinds = list(_SHARES)
     drawn = figures.coverage(

@@ -32,6 +32,11 @@ def verdict_part(records: RunRecords) -> Part:
         tone: Tone = "none"
         heading, reason = "No verdict yet", "This run has not been compared with its reference."
         more = "ectype compare RUN --reference REF gives one."
+    elif records.changed_since_verdict:
+        tone, heading = "none", "The verdict is out of date"
+        changed = ", ".join(records.changed_since_verdict)
+        reason = f"It said “{verdict.verdict}”, of records that have changed since: {changed}."
+        more = "ectype compare RUN --reference REF gives one of what is there now."
     else:
         tone = _TONES.get(verdict.verdict, "none")
         heading, reason = verdict.verdict[:1].upper() + verdict.verdict[1:], _sentence(verdict.reason)

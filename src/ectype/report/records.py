@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ectype.compare.record import VerdictRecord, read_verdict
+from ectype.compare.record import VerdictRecord, changed_since, read_verdict
 from ectype.compare.tolerances import load_floors
 from ectype.compare.trajectory import Differences, Overlay, difference, overlay
 from ectype.data.audit_record import AuditRecord, read_audit
 from ectype.errors import EctypeError
 from ectype.evaluate.record import Evaluation, read_evaluation
+from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import Reference, TrainingLog, load_reference, read_training_log
 from ectype.recipe.spec import Recipe
 from ectype.run.manifest import Manifest, load_run_recipe, read_manifest
@@ -28,6 +29,8 @@ class RunRecords:
     metrics: TrainingLog | None
     evaluations: Mapping[int, Evaluation]
     verdict: VerdictRecord | None
+    changed_since_verdict: tuple[str, ...]
+    """Files of the run that are no longer as they were judged."""
     reference: Reference | None
     reference_problem: str | None
     """Why the reference that the recipe names can't be read here; None when it can, or when it names none."""
@@ -61,6 +64,7 @@ def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords
         metrics=metrics,
         evaluations=_read_evaluations(run_dir),
         verdict=verdict,
+        changed_since_verdict=() if verdict is None else changed_since(run_dir, verdict, recipe_hash(recipe)),
         reference=reference,
         reference_problem=problem,
         reference_log=log,

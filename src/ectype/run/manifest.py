@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from ectype.artifacts import write_json
-from ectype.recipe.load import load_recipe
+from ectype.errors import EctypeError
+from ectype.recipe.load import load_recipe, recipe_hash
 from ectype.recipe.parse import read_record
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import HandOver, Recipe, Section
@@ -81,11 +82,21 @@ def load_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe that a run folder stores, with `section.key=value` overrides applied.
 
     Raises:
-        EctypeError: the folder is no run's, or its recipe can't be read.
+        EctypeError: the folder is no run's, or its recipe can't be read, or is none that the run was under.
     """
     run = RunFolder(run_dir)
     run.require()
-    return load_recipe(str(run.recipe), overrides)
+    recipe = load_recipe(str(run.recipe))
+    if run.manifest.is_file():
+        stored, found = read_manifest(run_dir), recipe_hash(recipe)
+        # An earlier one stands there where a crash came between the two files.
+        if found not in (stored.recipe_hash, *stored.earlier_recipe_hashes):
+            raise EctypeError(
+                f"{run.recipe} has the hash {found}: it was changed since the run",
+                f"{stored.recipe_hash}, as {run.manifest.name} has",
+                "undo the change, or restore the file from a copy; a run never changes its recipe afterwards",
+            )  # fmt: skip
+    return load_recipe(str(run.recipe), overrides) if overrides else recipe
 
 
 def write_manifest(run_dir: Path, manifest: Manifest) -> None:
