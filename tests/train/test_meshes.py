@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh
 
 from ectype.errors import EctypeError
 from ectype.model.decoder import forward, parameter_shapes
@@ -15,7 +16,7 @@ from ectype.model.parameters import init_parameters
 from ectype.recipe.load import load_placement, load_recipe
 from ectype.recipe.placement import Checkpoints
 from ectype.train.checkpoint import Saver, restore
-from ectype.train.sharding import LEAF_AXES, check_fit, make_mesh, named
+from ectype.train.sharding import LEAF_AXES, check_fit, make_mesh, mesh_sizes, named
 from ectype.train.state import fresh_state, state_specs
 from ectype.train.step import DeviceBatch, build_train_step
 
@@ -211,7 +212,21 @@ def test_what_cannot_be_split_is_refused_with_what_can(mesh, settings, words):
     assert re.search(words, str(caught.value), flags=re.DOTALL), caught.value
 
 
-def test_moments_in_host_memory_change_nothing():
+@pytest.mark.parametrize(
+    ("placement", "devices", "stage"),
+    [
+        ("tpu7x-4x8x8", 512, "stage1"), ("tpu7x-4x4x4", 128, "stage1"), ("tpu7x-4x4x4-two-slices", 256, "stage1"),
+        ("gpu-8xh100", 8, "stage1"), ("v5p-4x4x8", 128, "stage2"), ("v5p-4x4x8-context", 128, "stage3"),
+        ("tpu7x-4x8x8-context", 512, "stage3"),
+    ],
+)  # fmt: skip
+def test_shipped_placements_fit_their_stages(placement, devices, stage):
+    where = load_placement(placement)
+    sizes = mesh_sizes(where, devices)
+    check_fit(load_recipe(f"olmo3-7b-{stage}"), AbstractMesh(tuple(sizes.values()), tuple(sizes)), where)
+
+
+def test_moments_in_host_memory_change_nothing(tmp_path):
     state, step = prepared([*axes("data2 fsdp2"), "moments_memory=pinned_host"])
     assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.optimizer.second_moment)} == {"pinned_host"}
     state, metrics = step(state, batch(), np.float32(1e-3))
@@ -221,6 +236,15 @@ def test_moments_in_host_memory_change_nothing():
     assert float(metrics.loss) == pytest.approx(float(reference.loss), rel=1e-6)
     for ours, theirs in zip(jax.tree.leaves(state.params), jax.tree.leaves(expected.params), strict=True):
         np.testing.assert_allclose(np.asarray(ours), theirs, atol=2e-5)
+    recipe = load_recipe("toy-calm", SMALL)
+    (tmp_path / "checkpoints").mkdir()
+    with Saver(tmp_path, recipe, Checkpoints()) as saver:
+        saver.save(state, 1, {})
+    mesh = make_mesh(load_placement("cpu-one", axes("data2 fsdp2")))
+    restored, _ = restore(tmp_path, 1, recipe, mesh, "pinned_host")
+    for ours, theirs in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
+        assert np.array_equal(np.asarray(ours), np.asarray(theirs))
+        assert ours.sharding.memory_kind == theirs.sharding.memory_kind
 
 
 def test_activations_to_keep_are_those_that_the_model_names():

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ectype.errors import EctypeError
 from ectype.model.decoder import parameter_shapes
@@ -64,27 +64,36 @@ def make_mesh(placement: Placement) -> Mesh:
     Raises:
         EctypeError: the axes do not multiply to the devices at hand.
     """
-    axes = placement.mesh
     devices = (
         jax.devices()
         if placement.platform != "cpu"
         else jax.devices()[: (placement.devices or 1) * jax.process_count()]
     )
-    sizes = {name: getattr(axes, name) for name in MESH_AXES}
-    free = [name for name, size in sizes.items() if size == -1]
-    known = int(np.prod([size for size in sizes.values() if size != -1]))
-    if len(free) == 1 and len(devices) % known == 0:
-        sizes[free[0]] = len(devices) // known
-    if len(free) > 1 or np.prod(list(sizes.values())) != len(devices):
-        raise EctypeError(
-            f"placement {placement.name}: mesh {axes.model_dump()} on {len(devices)} devices",
-            "axis sizes whose product is the count of devices; at most one may be -1",
-            "change the mesh, for example --placement-set mesh.data=-1",
-        )  # fmt: skip
+    sizes = mesh_sizes(placement, len(devices))
     return Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes))
 
 
-def check_fit(recipe: Recipe, mesh: Mesh, placement: Placement) -> None:
+def mesh_sizes(placement: Placement, devices: int) -> dict[str, int]:
+    """The size of each of `MESH_AXES` when the placement's mesh spans `devices`.
+
+    Raises:
+        EctypeError: the axes do not multiply to the devices.
+    """
+    sizes = {name: getattr(placement.mesh, name) for name in MESH_AXES}
+    free = [name for name, size in sizes.items() if size == -1]
+    known = math.prod(size for size in sizes.values() if size != -1)
+    if len(free) == 1 and devices % known == 0:
+        sizes[free[0]] = devices // known
+    if len(free) > 1 or math.prod(sizes.values()) != devices:
+        raise EctypeError(
+            f"placement {placement.name}: mesh {placement.mesh.model_dump()} on {devices} devices",
+            "axis sizes whose product is the count of devices; at most one may be -1",
+            "change the mesh, for example --placement-set mesh.data=-1",
+        )  # fmt: skip
+    return sizes
+
+
+def check_fit(recipe: Recipe, mesh: Mesh | AbstractMesh, placement: Placement) -> None:
     """Refuse a mesh over which the recipe's model, windows or batch cannot be split, and name what can be.
 
     Raises:
@@ -109,7 +118,7 @@ def check_fit(recipe: Recipe, mesh: Mesh, placement: Placement) -> None:
         )  # fmt: skip
 
 
-def _check_model(recipe: Recipe, mesh: Mesh) -> None:
+def _check_model(recipe: Recipe, mesh: Mesh | AbstractMesh) -> None:
     model, tensor = recipe.model, mesh.shape[TENSOR]
     split_by = {
         TENSOR: {"heads": model.n_heads, "ffn channels": model.d_ffn, "vocabulary rows": model.rows},

@@ -58,7 +58,7 @@ def state_shardings(recipe: Recipe, mesh: Mesh, moments_memory: MomentsMemory = 
 
 def fresh_state(params: Tree, recipe: Recipe, mesh: Mesh, moments_memory: MomentsMemory = "device") -> TrainState:
     """The state before update 1, from step-0 weights [any dtype], laid out on `mesh`."""
-    shardings = state_shardings(recipe, mesh, moments_memory)
+    shardings: Tree = state_shardings(recipe, mesh, moments_memory)
     place = partial(_place, dtype=recipe.numerics.parameters)
     params = jax.tree.map(place, params, shardings.params)
     start = partial(init_optimizer, optimizer=recipe.optimizer, moments_dtype=recipe.numerics.moments)
