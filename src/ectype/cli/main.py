@@ -4,6 +4,8 @@ import typer
 
 from ectype.cli import compare, data, demo, evaluate, recipes, report, train, weights
 from ectype.cli.huge_pages import restart_with_huge_pages
+from ectype.errors import EXIT_STOPPED
+from ectype.stopping import leave_at_once
 
 app = typer.Typer(
     name="ectype", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -22,4 +24,9 @@ app.command()(demo.demo)
 def main() -> None:
     """What the command `ectype` runs."""
     restart_with_huge_pages()
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if end.code == EXIT_STOPPED:
+            leave_at_once(EXIT_STOPPED)
+        raise
