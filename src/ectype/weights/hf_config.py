@@ -53,7 +53,7 @@ _WITHOUT_EFFECT = {
     "_name_or_path", "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "id2label", "label2id",
     "is_llama_config", "transformers.js_config", "output_attentions", "output_hidden_states", "return_dict",
     "torchscript", "use_bfloat16", "task_specific_params", "problem_type", "tokenizer_class", "prefix", "sep_token_id",
-    "decoder_start_token_id",
+    "decoder_start_token_id", "unk_token_id",
 }  # fmt: skip
 _YARN_KEYS = {
     "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow",

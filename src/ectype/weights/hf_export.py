@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -44,7 +44,7 @@ from ectype.weights.safetensors_files import (
 from ectype.weights.tree import Path as LeafPath
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
-_IN_FLIGHT = 3
+_IN_FLIGHT = 6
 _SIDE_FILES = ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "chat_template", "generation_config")
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -183,8 +183,9 @@ def _copy(plan: _Plan, journal: Journal, progress: Progress) -> None:
     written = sum(file.stat().st_size for file in journal.folder.iterdir())
     if shutil.disk_usage(journal.folder).free < total - written:
         raise EctypeError(f"{journal.output.parent} is too full", f"{total - written:,} bytes free", "make room")
-    with ExitStack() as stack, ThreadPoolExecutor(1) as hasher, ThreadPoolExecutor(1) as writer:
+    with ExitStack() as stack:
         files = {name: stack.enter_context(_open_shard(journal.folder / name)) for name in plan.headers}
+        hasher, writer, syncer = (stack.enter_context(ThreadPoolExecutor(1)) for _ in range(3))
         for name, header in plan.headers.items():
             write_at(files[name].fileno(), memoryview(header), 0)
         pipeline = Pipeline(_IN_FLIGHT)
@@ -193,7 +194,7 @@ def _copy(plan: _Plan, journal: Journal, progress: Progress) -> None:
                 copied += sum(plan.places[name].size_bytes for name in unit.tensors)
                 progress("export, bytes", copied, total)
                 continue
-            hashes = {name: hashlib.sha256() for name in unit.tensors}
+            hashes, writes = {name: hashlib.sha256() for name in unit.tensors}, []
             for first_row, values in _read(plan, array, unit):
                 futures = []
                 for name, rows in values.items():
@@ -201,15 +202,24 @@ def _copy(plan: _Plan, journal: Journal, progress: Progress) -> None:
                     start = place.start + first_row * (place.size_bytes // plan.names[name].shape[0])
                     handle = files[place.file_name].fileno()
                     futures.append(hasher.submit(hashes[name].update, data))
-                    futures.append(writer.submit(write_at, handle, data, start))
+                    writes.append(writer.submit(write_at, handle, data, start))
+                    futures.append(writes[-1])
                     copied += data.nbytes
                 pipeline.add(futures)
                 progress("export, bytes", copied, total)
-            # Only what is on disk counts as done; the writing thread syncs while the next unit is read.
+            # Only what is on disk counts as done; it is synced while the next units are read and written.
             touched = {files[plan.places[name].file_name].fileno() for name in unit.tensors}
-            pipeline.add([writer.submit(os.fdatasync, handle) for handle in touched])
+            pipeline.add([syncer.submit(_sync, touched, writes)])
             pipeline.then(partial(_record, journal, unit.name, hashes))
         pipeline.finish()
+
+
+def _sync(handles: set[int], writes: list[Future[None]]) -> None:
+    """Wait for the writes, then until they are on disk."""
+    for write in writes:
+        write.result()
+    for handle in handles:
+        os.fdatasync(handle)
 
 
 def _open_shard(path: Path) -> Any:
