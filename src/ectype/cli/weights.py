@@ -16,26 +16,45 @@ DTYPE_HELP = "float32, bfloat16 or float16. Default: as stored."
 @app.command("import")
 @verb
 def import_(
-    hf_dir: Annotated[Path, typer.Argument(metavar="HF_DIR", help="Folder with config.json and safetensors.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="Hugging Face folder, or a checkpoint folder stepN of OLMo-core.")
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Checkpoint to write; must not exist.")],
     dtype: Annotated[str | None, typer.Option(help=DTYPE_HELP)] = None,
-    padded_rows: Annotated[Path | None, typer.Option(help="Side file with the vocabulary rows HF_DIR lacks.")] = None,
+    padded_rows: Annotated[Path | None, typer.Option(help="Side file with the vocabulary rows SOURCE lacks.")] = None,
     trained_rows: Annotated[
         int | None, typer.Option(help="Draw the rows up to this count as at initialisation.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of drawn rows.")] = 0,
+    recipe: Annotated[str | None, typer.Option(help="Recipe of an OLMo-core folder, which says its model.")] = None,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Convert a Hugging Face folder into a checkpoint.
 
-    A killed import resumes.
+    A killed import resumes. A checkpoint folder of OLMo-core itself is taken over with Adam's moments and count, as
+    stored; that needs --recipe and the extra `reference`.
     Example: ectype weights import hf/step0 checkpoints/step0 --padded-rows padded_rows/step0.safetensors
     """
+    from ectype.weights.distributed_files import METADATA_NAME, distributed_folder
+
+    if distributed_folder(source) is not None:
+        if dtype is not None or padded_rows is not None or trained_rows is not None:
+            raise EctypeError(
+                f"--dtype, --padded-rows or --trained-rows for {source}, which holds {METADATA_NAME}",
+                "none: an OLMo-core folder holds all rows, and is taken as stored", "leave them out",
+            )  # fmt: skip
+        _import_olmo_core(source, out, recipe, json_output)
+        return
+    if recipe is not None:
+        raise EctypeError(
+            f"--recipe for {source}, which is no checkpoint folder of OLMo-core",
+            "no recipe: config.json says what a Hugging Face folder holds", "leave it out, or check the path",
+        )  # fmt: skip
     from ectype.weights.hf_import import import_weights
 
     with ProgressBar() as bar:
         result = import_weights(
-            hf_dir, out, dtype=_known(dtype), padded_rows=padded_rows, trained_rows=trained_rows, seed=seed,
+            source, out, dtype=_known(dtype), padded_rows=padded_rows, trained_rows=trained_rows, seed=seed,
             progress=bar,
         )  # fmt: skip
 
@@ -49,6 +68,32 @@ def import_(
                 + (drawn if origin["from"] == "drawn" else f"from {origin['file']}")
             )
         print("optimiser state: none; a Hugging Face folder holds weights only")
+
+    emit(result, json_output, show)
+
+
+def _import_olmo_core(source: Path, out: Path, recipe_name: str | None, json_output: bool) -> None:
+    if recipe_name is None:
+        raise EctypeError(
+            f"{source} is a checkpoint folder of OLMo-core, and no recipe is named",
+            "the recipe whose model it holds, for example olmo3-7b-stage1", "give --recipe NAME",
+        )  # fmt: skip
+    from ectype.recipe.load import load_recipe
+    from ectype.weights.olmo_core_import import import_olmo_core
+
+    recipe = load_recipe(recipe_name)
+    with ProgressBar() as bar:
+        result = import_olmo_core(
+            source, out, recipe.model, sequence_length_tokens=recipe.data.sequence_length_tokens, progress=bar
+        )
+
+    def show() -> None:
+        step = "step unknown" if result["step"] is None else f"step {result['step']:,}"
+        print(f"{out}: OLMo-core, {step}, {result['parameters']:,} parameters, {_moved(result)}")
+        count = result["adam_count"]
+        print(
+            "optimiser state: none in this folder" if count is None else f"Adam: moments, and a count of {count:,.0f}"
+        )
 
     emit(result, json_output, show)
 
