@@ -13,7 +13,7 @@ from ectype.errors import EctypeError
 
 
 def places(index: TokenIndex, source: WindowSource, window_ids: np.ndarray) -> list[dict[str, Any]]:
-    """For each window its id and its parts: path, label, first and last token in the file ."""
+    """For each window its id and its parts: path, label, first and last token in the file."""
     if isinstance(source, PackedWindows):
         plan = source.plan
         ranges = [range(plan.window_firsts[w], plan.window_firsts[w + 1]) for w in window_ids.astype(np.int64)]

@@ -37,9 +37,8 @@ def summed_loss(
 
     objective = sum over tokens of -log softmax(logits)[target] + z_loss * logsumexp(logits)^2, the loss of
     OLMo-core's `nn/cross_entropy_loss.py` before its division, and the sum of the other two, which are for the record:
-    only the objective is differentiable. Logits are
-    float32 over all V rows. Under differentiation the gradient is computed together with the value, chunk by chunk,
-    so the head's product is not recomputed.
+    only the objective is differentiable. Logits are float32 over all V rows. Under differentiation the gradient is
+    computed together with the value, chunk by chunk, so the head's product is not recomputed.
 
     With `split`, each tensor device holds its rows of the head, all of them the hidden states, and each gets the whole
     sums and the whole gradient of the hidden states.

@@ -65,7 +65,7 @@ def parse_remap(items: Sequence[str]) -> dict[str, str]:
 
 
 def recipe_hash(recipe: Recipe) -> str:
-    """SHA-256 of what is computed: the resolved recipe less its name, text, landmarks and input paths."""
+    """SHA-256 of what is computed: the resolved recipe less its name, text, landmarks, inputs and evaluation."""
     return sha256_of_json(_computed(recipe))
 
 
