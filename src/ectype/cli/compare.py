@@ -5,8 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ectype.cli.evaluate import REFERENCE_OPTION, load_named_reference, number, plain_table
-from ectype.cli.output import JSON_OPTION, ProgressBar, console, emit, verb
+from ectype.cli.output import (
+    JSON_OPTION,
+    REFERENCE_OPTION,
+    ProgressBar,
+    console,
+    emit,
+    number,
+    plain_table,
+    verb,
+)
 
 if TYPE_CHECKING:
     from ectype.compare.record import VerdictRecord
@@ -35,9 +43,10 @@ def compare(
     """
     from ectype.compare.known_noise import ensure_noise
     from ectype.compare.runner import compare_run
+    from ectype.recipe.reference import named_reference
     from ectype.run.manifest import load_run_recipe
 
-    found_reference = load_named_reference(reference, load_run_recipe(run))
+    found_reference = named_reference(load_run_recipe(run), reference)
     with ProgressBar() as progress:
         noise = ensure_noise(run, found_reference, twins, train=not no_twins, progress=progress)
     if write_noise is not None:

@@ -6,10 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from ectype.cli.output import JSON_OPTION, ProgressBar, console, emit, verb
+from ectype.cli.output import (
+    JSON_OPTION,
+    REFERENCE_OPTION,
+    ProgressBar,
+    console,
+    emit,
+    number,
+    plain_table,
+    verb,
+)
 
 LANDMARK_OPTION = typer.Option("--landmark", help="A step to evaluate; may repeat. Default: all that are there.")
-REFERENCE_OPTION = typer.Option("--reference", help="Folder with reference.json. Default: the recipe's own.")
 COMPUTE_OPTION = typer.Option("--compute", help="Element type of both forward passes: float32 or bfloat16.")
 BATCH_OPTION = typer.Option("--batch-windows", min=1, help="Windows at a time. Default: the placement's.")
 
@@ -31,12 +39,13 @@ def evaluate(
     """
     from ectype.errors import EctypeError
     from ectype.evaluate.runner import Settings, default_settings, evaluate_run, find_landmarks
+    from ectype.recipe.reference import named_reference
     from ectype.run.manifest import load_run_recipe
 
     if compute not in ("float32", "bfloat16"):
         raise EctypeError(f"--compute {compute}", "float32 or bfloat16", "leave it out for float32")
     recipe = load_run_recipe(run)
-    found_reference = load_named_reference(reference, recipe)
+    found_reference = named_reference(recipe, reference)
     settings = Settings(batch_windows or default_settings(run).batch_windows, compute)
     with ProgressBar() as progress:
         evaluations = evaluate_run(
@@ -49,17 +58,6 @@ def evaluate(
         "missing": list(missing),
     }
     emit(result, json_output, lambda: _show(evaluations, missing))
-
-
-def load_named_reference(name: str | None, recipe: Any) -> Any:
-    """The reference that the user named, else the one that the run's recipe names."""
-    from ectype.errors import EctypeError
-    from ectype.recipe.reference import load_reference
-
-    chosen = name or recipe.inputs.reference
-    if chosen is None:
-        raise EctypeError("no reference given, and the recipe names none", "--reference FOLDER", "name its folder")
-    return load_reference(chosen)
 
 
 def _show(evaluations: dict[int, Any], missing: tuple[int, ...]) -> None:
@@ -79,22 +77,6 @@ def _show(evaluations: dict[int, Any], missing: tuple[int, ...]) -> None:
         console().print(f"no checkpoint yet for the landmarks {', '.join(map(str, missing))}")
 
 
-def plain_table(*columns: str, numbers_from: int) -> Any:
-    """A table without rules between its columns, so that it fits 80; columns from `numbers_from` on align right."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for place, name in enumerate(columns):
-        table.add_column(name, justify="right" if place >= numbers_from else "left", no_wrap=place >= numbers_from)
-    return table
-
-
 def _share(agreement: float | None) -> str:
     """A share in percent, cut and not rounded, so that 100 % means every token."""
     return "not finite" if agreement is None else f"{math.floor(agreement * 1e4) / 100:.2f}%"
-
-
-def number(value: float | None, form: str) -> str:
-    """A number for a table; what is not finite says so."""
-    return "not finite" if value is None else format(value, form)

@@ -17,6 +17,7 @@ JSON_OPTION = typer.Option("--json", help="Print one JSON object on standard out
 REMAP_OPTION = typer.Option(
     "--remap", help="FROM=TO: read index and token files below FROM from TO; may repeat, longest wins."
 )
+REFERENCE_OPTION = typer.Option("--reference", help="Folder with reference.json. Default: the recipe's own.")
 
 
 def verb(function: Callable[..., Any]) -> Callable[..., None]:
@@ -60,6 +61,22 @@ def console() -> Any:
     from rich.console import Console
 
     return Console(highlight=False)
+
+
+def plain_table(*columns: str, numbers_from: int) -> Any:
+    """A table without rules between its columns, so that it fits 80; columns from `numbers_from` on align right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place >= numbers_from else "left", no_wrap=place >= numbers_from)
+    return table
+
+
+def number(value: float | None, form: str) -> str:
+    """A number for a table; what is not finite says so."""
+    return "not finite" if value is None else format(value, form)
 
 
 class ProgressBar:

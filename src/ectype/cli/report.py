@@ -5,16 +5,14 @@ from typing import Annotated
 
 import typer
 
-from ectype.cli.output import JSON_OPTION, emit, verb
+from ectype.cli.output import JSON_OPTION, REFERENCE_OPTION, emit, verb
 
 
 @verb
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
     out: Annotated[Path | None, typer.Option(help="The HTML file to write. Default: RUN/report.html.")] = None,
-    reference: Annotated[
-        str | None, typer.Option(help="Folder with reference.json. Default: the recipe's own.")
-    ] = None,
+    reference: Annotated[str | None, REFERENCE_OPTION] = None,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Write the report of a run as one HTML file.

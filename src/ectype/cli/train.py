@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ectype.cli.output import JSON_OPTION, REMAP_OPTION, ProgressBar, console, emit, verb
+from ectype.cli.output import JSON_OPTION, REMAP_OPTION, ProgressBar, console, emit, plain_table, verb
 
 WEIGHTS_OPTION = typer.Option(envvar="LOAD_PARAMETERS_PATH", help="Step-0 weights: checkpoint or Hugging Face folder.")
 PADDED_ROWS_OPTION = typer.Option("--padded-rows", help="Side file with rows that a Hugging Face export dropped.")
@@ -130,7 +130,6 @@ def _show_hand_over(record: Any, spec: Any) -> None:
     """What is taken over, on standard error, since the first update is yet to come."""
     from rich.console import Console
 
-    from ectype.cli.evaluate import plain_table
     from ectype.train.hand_over import hand_over_table
 
     table = plain_table("hand-over", "", "", numbers_from=3)
@@ -149,8 +148,6 @@ def _detail(row: dict[str, Any]) -> str:
 
 def _show_goodput(whole: Any, session: Any) -> None:
     """A small table of where the seconds went."""
-    from ectype.cli.evaluate import plain_table
-
     table = plain_table("seconds", "this session", "whole run", numbers_from=1)
     ours, all_of_it = session.record(), whole.record()
     for name in ours:

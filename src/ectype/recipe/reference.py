@@ -12,7 +12,7 @@ from pydantic import Field
 from ectype.artifacts import package_path, read_json
 from ectype.errors import EctypeError
 from ectype.recipe.parse import parse
-from ectype.recipe.spec import Dtype, Section
+from ectype.recipe.spec import Dtype, Recipe, Section
 
 _FILE_NAME = "reference.json"
 _MEND = "correct the fields named above; docs/reference-folder.md lists them, and the bundle is an example"
@@ -102,6 +102,18 @@ def load_reference(path: str | Path) -> Reference:
             "restore the files, or set optional ones to null",
         )
     return resolved
+
+
+def named_reference(recipe: Recipe, name: str | None = None) -> Reference:
+    """The reference `name`, else the one that the recipe names.
+
+    Raises:
+        EctypeError: neither is there, or as for `load_reference`.
+    """
+    chosen = name or recipe.inputs.reference
+    if chosen is None:
+        raise EctypeError("no reference given, and the recipe names none", "--reference FOLDER", "name its folder")
+    return load_reference(chosen)
 
 
 def _absolute(value: Any, folder: Path) -> Any:
