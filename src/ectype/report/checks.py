@@ -7,10 +7,21 @@ from ectype.data import audit_record
 from ectype.data.audit import Fault
 from ectype.data.audit_record import AuditRecord, EpochRecord
 from ectype.report import figures
-from ectype.report.judgement import chip
-from ectype.report.markup import Cell, Column, Html, bound, definitions, missing, number, percent, section, table
+from ectype.report.markup import (
+    Cell,
+    Column,
+    Html,
+    Part,
+    bound,
+    chip,
+    definitions,
+    missing,
+    number,
+    percent,
+    section,
+    table,
+)
 from ectype.report.markup import figure as plot
-from ectype.report.measures import Part
 from ectype.weights import parity_record
 from ectype.weights.parity_record import ParityRecord
 

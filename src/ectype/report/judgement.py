@@ -3,24 +3,28 @@
 import math
 from collections.abc import Sequence
 from html import escape
-from typing import Literal
 
 from ectype.compare.criteria import Criterion, Outcome
 from ectype.compare.held_out_criteria import TOP1
 from ectype.compare.ranking import strain, worst
 from ectype.compare.verdict import DIFFERENT, SAME, UNDECIDED, label
-from ectype.report.markup import Cell, Column, Html, bound, missing, number, percent, section, table
-from ectype.report.measures import Part
+from ectype.report.markup import (
+    Cell,
+    Column,
+    Html,
+    Part,
+    Tone,
+    bound,
+    chip,
+    icon,
+    missing,
+    number,
+    percent,
+    section,
+    table,
+)
 from ectype.report.records import RunRecords
 
-Tone = Literal["good", "bad", "open", "none"]
-
-_PATHS = {
-    "good": "M4 12.5 9.5 18 20 6.5",
-    "bad": "M6 6 18 18 M18 6 6 18",
-    "open": "M8.5 8.8a3.6 3.6 0 1 1 5.3 3.2c-1.3.8-1.8 1.4-1.8 2.9 M12 18.6v.1",
-    "none": "M6 12h12",
-}
 _TONES: dict[str, Tone] = {SAME: "good", DIFFERENT: "bad", UNDECIDED: "open"}
 _OUTCOME_TONES: dict[Outcome, Tone] = {Outcome.HOLDS: "good", Outcome.BROKEN: "bad", Outcome.UNCLEAR: "open"}
 
@@ -68,19 +72,6 @@ def criteria_part(records: RunRecords) -> Part:
     every = table(f"All {len(criteria)} criteria", columns, [_row(c, label(c), _chip(c)) for c in criteria])
     details = f'<details class="card"><summary>All {len(criteria)} criteria</summary>{every}</details>'
     return Part("criteria", "Criteria", section("criteria", title, lead, summary, details))
-
-
-def icon(tone: Tone) -> str:
-    """The sign of a tone; its meaning always stands beside it in words."""
-    return (
-        '<svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="3" stroke-linecap="round" '
-        f'stroke-linejoin="round" aria-hidden="true"><path d="{_PATHS[tone]}"/></svg>'
-    )
-
-
-def chip(tone: Tone, text: str) -> Html:
-    """A small label with the sign of its tone."""
-    return Html(f'<span class="chip {tone}">{icon(tone)}{escape(text)}</span>')
 
 
 def _second_sentence(answer: str, criteria: Sequence[Criterion]) -> str:

@@ -1,12 +1,19 @@
 """The report's HTML by the piece: numbers, tables, figures, notes. Text in, markup out; every text is escaped."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Literal
 
+Tone = Literal["good", "bad", "open", "none"]
 NOTHING = '<span class="nothing" title="no number">–</span>'
+_SIGNS = {
+    "good": "M4 12.5 9.5 18 20 6.5",
+    "bad": "M6 6 18 18 M18 6 6 18",
+    "open": "M8.5 8.8a3.6 3.6 0 1 1 5.3 3.2c-1.3.8-1.8 1.4-1.8 2.9 M12 18.6v.1",
+    "none": "M6 12h12",
+}
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,16 @@ class Column:
 
     title: str
     kind: Literal["text", "number"] = "text"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section of the page: its anchor and short name for the navigation, its markup, and the plots it places."""
+
+    anchor: str
+    name: str
+    markup: str
+    figures: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def html(value: Cell) -> str:
@@ -132,3 +149,16 @@ def definitions(pairs: Sequence[tuple[Cell, Cell]]) -> str:
 def code(text: Any) -> Html:
     """Text in the fixed-width face."""
     return Html(f"<code>{escape(str(text))}</code>")
+
+
+def icon(tone: Tone) -> str:
+    """The sign of a tone; its meaning always stands beside it in words."""
+    return (
+        '<svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="3" stroke-linecap="round" '
+        f'stroke-linejoin="round" aria-hidden="true"><path d="{_SIGNS[tone]}"/></svg>'
+    )
+
+
+def chip(tone: Tone, text: str) -> Html:
+    """A small label with the sign of its tone."""
+    return Html(f'<span class="chip {tone}">{icon(tone)}{escape(text)}</span>')

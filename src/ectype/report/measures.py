@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from html import escape
 
 import numpy as np
@@ -12,23 +11,25 @@ from ectype.compare.trajectory import Differences, Overlay
 from ectype.compare.trajectory_criteria import STEP_LOSS
 from ectype.evaluate.record import Evaluation, Summary, array
 from ectype.report import figures
-from ectype.report.figures import Figure
-from ectype.report.markup import Cell, Column, Html, bound, definitions, fixed, missing, number, percent, section, table
+from ectype.report.markup import (
+    Cell,
+    Column,
+    Html,
+    Part,
+    bound,
+    definitions,
+    fixed,
+    missing,
+    number,
+    percent,
+    section,
+    table,
+)
 from ectype.report.markup import figure as plot
 from ectype.report.records import RunRecords
 
 _NEARLY_ALL = 0.99
 """Share of tokens in the lowest bin from which on a distribution has no shape to show."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A section of the page: its anchor and short name for the navigation, its markup, and the plots it places."""
-
-    anchor: str
-    name: str
-    markup: str
-    figures: Mapping[str, Figure] = field(default_factory=dict)
 
 
 def training_part(records: RunRecords) -> Part:

@@ -6,7 +6,7 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 
-from ectype.report.measures import Part
+from ectype.report.markup import Part
 
 _HERE = Path(__file__).parent
 

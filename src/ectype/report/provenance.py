@@ -5,8 +5,7 @@ from html import escape
 from typing import Any
 
 from ectype.recipe.load import recipe_hash, to_yaml
-from ectype.report.markup import Cell, Column, Html, code, definitions, missing, section, table
-from ectype.report.measures import Part
+from ectype.report.markup import Cell, Column, Html, Part, code, definitions, missing, section, table
 from ectype.report.records import RunRecords
 from ectype.run.manifest import Session
 
