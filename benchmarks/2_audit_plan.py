@@ -18,8 +18,8 @@ from pathlib import Path
 def main() -> int:
     """Measure, print the lines, return the exit code."""
     from ectype.data.audit import audit_plan
+    from ectype.data.host_stages import parse_host_stages
     from ectype.data.order import make_order
-    from ectype.data.schedule import parse_schedule
     from ectype.recipe.spec import Data, Order
 
     parser = argparse.ArgumentParser()
@@ -33,7 +33,7 @@ def main() -> int:
         order = make_order(options.windows, data, options.cache or Path(folder))
         order.batch_ids(0)
         steps = order.steps_per_epoch
-        stages = parse_schedule(f"64 hosts to step {int(0.743 * steps)}, then 16", steps)
+        stages = parse_host_stages(f"64 hosts to step {int(0.743 * steps)}, then 16", steps)
         wall, cpu = time.perf_counter(), time.process_time()
         audit = audit_plan(order, stages)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu

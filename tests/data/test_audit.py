@@ -10,10 +10,10 @@ from data_makers import make_data
 from ectype.data.audit import audit_plan
 from ectype.data.audit_run import audit_run
 from ectype.data.digest import batch_digest, block_digests, hexadecimal
+from ectype.data.host_stages import HostStage, parse_host_stages
 from ectype.data.ledger import RECORD, Ledger, read_records, sessions_of
 from ectype.data.order import Order, make_order
 from ectype.data.rows import host_rows
-from ectype.data.schedule import HostStage, parse_schedule
 from ectype.data.tokenindex import Phase
 from ectype.errors import EctypeError
 
@@ -39,11 +39,11 @@ def consume(run: Path, order: Order, hosts: int, first: int, end: int, **changes
 
 
 def test_schedules() -> None:
-    assert parse_schedule("64 hosts to step 1050000, then 16", 1_413_814) == (
+    assert parse_host_stages("64 hosts to step 1050000, then 16", 1_413_814) == (
         HostStage(64, 0, 1_050_000), HostStage(16, 1_050_000, 1_413_814),
     )  # fmt: skip
-    assert parse_schedule("1 host", 10) == (HostStage(1, 0, 10),)
-    assert parse_schedule("4 to 3, 2 hosts until step 5, then 8 hosts to step 10", 10) == (
+    assert parse_host_stages("1 host", 10) == (HostStage(1, 0, 10),)
+    assert parse_host_stages("4 to 3, 2 hosts until step 5, then 8 hosts to step 10", 10) == (
         HostStage(4, 0, 3), HostStage(2, 3, 5), HostStage(8, 5, 10),
     )  # fmt: skip
 
@@ -65,13 +65,13 @@ def test_schedules() -> None:
 )
 def test_bad_schedules_are_refused(text: str) -> None:
     with pytest.raises(EctypeError, match="schedule"):
-        parse_schedule(text, 10)
+        parse_host_stages(text, 10)
 
 
 @pytest.mark.parametrize("kind", ["olmo-core", "stateless", "sequential"])
 def test_a_plan_is_proven_over_host_changes_and_epochs(kind: str) -> None:
     order = make_order(1003, make_data(batch=8, kind=kind))
-    audit = audit_plan(order, parse_schedule("8 hosts to step 50, then 2 hosts to step 77, then 4", 300))
+    audit = audit_plan(order, parse_host_stages("8 hosts to step 50, then 2 hosts to step 77, then 4", 300))
     assert audit.clean
     counts = [(e.epoch, e.steps, e.read_once, e.read_twice, e.unread, e.unread_dropped_tail) for e in audit.epochs]
     assert counts == [(1, 125, 1000, 0, 3, 3), (2, 125, 1000, 0, 3, 3), (3, 50, 400, 0, 603, 3)]
@@ -80,7 +80,7 @@ def test_a_plan_is_proven_over_host_changes_and_epochs(kind: str) -> None:
 
 def test_a_plan_over_phases() -> None:
     order = make_order((Phase(0, 0, 40), Phase(3, 40, 24)), DATA)
-    audit = audit_plan(order, parse_schedule("2", 6))
+    audit = audit_plan(order, parse_host_stages("2", 6))
     assert audit.clean
     assert [(e.phase, e.read_once, e.unread) for e in audit.epochs] == [(0, 24, 16), (1, 24, 0)]
 
@@ -90,7 +90,7 @@ def test_a_plan_whose_order_repeats_a_window_is_told(tmp_path: Path) -> None:
     ids = order.epoch_ids(0, 1, 0, 1000).copy()
     lost, ids[17 * 8 + 5] = int(ids[17 * 8 + 5]), ids[3]
     next(tmp_path.glob("*.u32")).write_bytes(ids.tobytes())
-    audit = audit_plan(make_order(1000, DATA, tmp_path), parse_schedule("4", 125))
+    audit = audit_plan(make_order(1000, DATA, tmp_path), parse_host_stages("4", 125))
     assert not audit.clean
     (epoch,) = audit.epochs
     assert (epoch.read_once, epoch.read_twice, epoch.unread, epoch.missed) == (998, 1, 1, 1)
@@ -101,7 +101,7 @@ def test_a_plan_whose_order_repeats_a_window_is_told(tmp_path: Path) -> None:
 
 def test_hosts_that_do_not_divide_the_batch_are_refused() -> None:
     with pytest.raises(EctypeError, match="3 hosts"):
-        audit_plan(make_order(100, DATA), parse_schedule("3", 10))
+        audit_plan(make_order(100, DATA), parse_host_stages("3", 10))
 
 
 def test_digests_add_up_and_tell_batches_rows_and_windows_apart() -> None:

@@ -8,11 +8,11 @@ import pytest
 from data_makers import index_of, make_data, write_tokens
 
 from ectype.data.audit import audit_plan
+from ectype.data.host_stages import parse_host_stages
 from ectype.data.index import load_index, write_index
 from ectype.data.loader import open_loader
 from ectype.data.mixture import Mixture, Source, change_mix_of_run, load_mixture, mix_index
 from ectype.data.order import make_order
-from ectype.data.schedule import parse_schedule
 from ectype.data.tokenindex import TokenIndex
 from ectype.data.windows import WindowReader
 from ectype.errors import EctypeError
@@ -144,7 +144,7 @@ def test_a_mix_that_changes_mid_run_repeats_no_used_window(tmp_path: Path, targe
     assert labels[0] <= {"web", "code"}
     assert labels[1] <= {"code", "wiki"}
     assert labels[2] == {"web"}
-    assert audit_plan(order, parse_schedule("2", 14)).clean
+    assert audit_plan(order, parse_host_stages("2", 14)).clean
 
 
 def test_a_new_mix_of_other_lengths_is_refused(tmp_path: Path) -> None:

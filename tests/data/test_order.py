@@ -11,7 +11,8 @@ import pytest
 from data_makers import make_data
 
 from ectype.data import orderfile
-from ectype.data.order import check_numpy_shuffle, default_cache_dir, make_order
+from ectype.data.order import check_numpy_shuffle, make_order
+from ectype.data.orderfile import default_cache_dir
 from ectype.data.permutation import permute
 from ectype.data.tokenindex import Phase
 from ectype.errors import EctypeError

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Index token files; audit and show what a run reads.", no_args_is_help=True)
 
-OLMO3_VOCAB_SIZE = 100_278
 SOURCE_ARGUMENT = typer.Argument(
     metavar="SOURCE", help="Manifest of `label,path` lines, folder of .npy files, or index JSON."
 )
@@ -57,7 +56,7 @@ def index(
     A MaxText index is written anew. Example: ectype data index mix.txt --sequence-length 8192 --out index.json
     """
     from ectype.data.index import make_index, write_index
-    from ectype.data.manifest import OLMO3_TOKENIZER
+    from ectype.data.manifest import OLMO3_TOKENIZER, OLMO3_VOCAB_SIZE
     from ectype.data.run_inputs import mixed_index
     from ectype.data.tokenindex import report
     from ectype.recipe.load import load_recipe, parse_remap
@@ -110,7 +109,7 @@ def audit(
     from ectype.data.audit import audit_plan
     from ectype.data.audit_record import audit_record
     from ectype.data.audit_run import record_audit
-    from ectype.data.schedule import parse_schedule
+    from ectype.data.host_stages import parse_host_stages
     from ectype.data.source import open_order
 
     spec, opened = _open(run, index, recipe, overrides, remap)
@@ -119,7 +118,7 @@ def audit(
         if run is not None:
             record = record_audit(run, order, opened.fingerprint, progress)
         else:
-            plan = audit_plan(order, parse_schedule(schedule, spec.duration_steps), progress)
+            plan = audit_plan(order, parse_host_stages(schedule, spec.duration_steps), progress)
             record = audit_record(plan, opened.fingerprint)
     result = record.model_dump(mode="json")
     emit(result, json_output, lambda: _show_audit(result))

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ectype.data.host_stages import HostStage
 from ectype.data.order import Order
 from ectype.data.rows import host_rows
-from ectype.data.schedule import HostStage
 from ectype.errors import EctypeError
 from ectype.progress import Progress, silent
 

@@ -93,7 +93,7 @@ def digest_before(run_dir: Path, batch_number: int, wanted: Callable[[int], bool
 
 
 @dataclass(frozen=True)
-class Session:
+class LedgerSession:
     """One start of the program, as process 0 recorded it."""
 
     first_batch: int
@@ -127,13 +127,13 @@ def ledger_processes(run_dir: Path) -> list[int]:
     return found
 
 
-def sessions_of(run_dir: Path) -> list[Session]:
+def sessions_of(run_dir: Path) -> list[LedgerSession]:
     """Every start of the run's program, in order."""
     records, _ = read_records(RunFolder(run_dir).process_ledger(0))
     starts = records[records["kind"] == SESSION]
     firsts = [int(number) for number in starts["number"]]
     return [
-        Session(firsts[i], int(count), min(firsts[i + 1 :], default=None))  # type: ignore[type-var]
+        LedgerSession(firsts[i], int(count), min(firsts[i + 1 :], default=None))  # type: ignore[type-var]
         for i, count in enumerate(starts["words"][:, 1])
     ]
 

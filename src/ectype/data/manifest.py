@@ -8,6 +8,8 @@ from ectype.errors import EctypeError
 
 OLMO3_TOKENIZER = "allenai/dolma3-tokenizer"
 """What AI2's official OLMo 3 mixes put for `{TOKENIZER}`."""
+OLMO3_VOCAB_SIZE = 100_278
+"""Ids of that tokenizer: the id space of files that no recipe describes."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ by PCG64(seed + e), cut into batches, the incomplete tail dropped. Its ranks tak
 """
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ectype.data.orderfile import open_or_build
+from ectype.data.orderfile import default_cache_dir, open_or_build
 from ectype.data.permutation import permute
 from ectype.data.tokenindex import Phase
 from ectype.errors import EctypeError
@@ -145,18 +144,3 @@ def check_numpy_shuffle() -> None:
             f"NumPy {np.__version__} shuffles otherwise (digest {found})", f"the known order (digest {_KNOWN_SHUFFLE})",
             "install the NumPy version of constraints.txt",
         )  # fmt: skip
-
-
-def default_cache_dir() -> Path:
-    """The user's cache folder for orders: below XDG_CACHE_HOME, else below ~/.cache.
-
-    Raises:
-        EctypeError: neither is known, as in a container whose user has no home.
-    """
-    chosen = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(chosen) if chosen else Path.home() / ".cache") / "ectype" / "orders"
-    except RuntimeError as error:
-        raise EctypeError(
-            f"no folder for orders: {error}", "a home folder, or XDG_CACHE_HOME", "set XDG_CACHE_HOME to a local folder"
-        ) from None

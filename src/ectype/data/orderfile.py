@@ -10,6 +10,21 @@ from ectype.artifacts import build_once
 from ectype.errors import EctypeError
 
 
+def default_cache_dir() -> Path:
+    """The user's cache folder for orders: below XDG_CACHE_HOME, else below ~/.cache.
+
+    Raises:
+        EctypeError: neither is known, as in a container whose user has no home.
+    """
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(chosen) if chosen else Path.home() / ".cache") / "ectype" / "orders"
+    except RuntimeError as error:
+        raise EctypeError(
+            f"no folder for orders: {error}", "a home folder, or XDG_CACHE_HOME", "set XDG_CACHE_HOME to a local folder"
+        ) from None
+
+
 def open_or_build(path: Path, units: int, build: Callable[[], np.ndarray]) -> np.ndarray:
     """The stored order ([units] uint32, memory-mapped, read-only), built first when there is none.
 

@@ -6,7 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ectype.data.order import Order, default_cache_dir, make_order
+from ectype.data.order import Order, make_order
+from ectype.data.orderfile import default_cache_dir
 from ectype.data.packed import open_packed
 from ectype.data.tokenindex import Phase, TokenIndex
 from ectype.data.windows import WindowReader

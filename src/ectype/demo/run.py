@@ -13,9 +13,9 @@ from ectype.compare.twins import no_noise, reference_noise
 from ectype.compare.verdict import Verdict
 from ectype.data.audit import Audit, audit_plan
 from ectype.data.audit_run import record_audit
+from ectype.data.host_stages import parse_host_stages
 from ectype.data.index import load_index, write_index
 from ectype.data.order import Order
-from ectype.data.schedule import parse_schedule
 from ectype.data.source import open_order
 from ectype.data.tokenindex import TokenIndex
 from ectype.errors import EctypeError
@@ -71,7 +71,7 @@ def run_demo(
         order, index = _index(shipped, out / "index.json", progress)
         done(f"indexed {index.windows:,} windows of {shipped.data.sequence_length_tokens} tokens")
     with _stage(say) as done:
-        plan = audit_plan(order, parse_schedule("1 host", shipped.duration_steps), progress)
+        plan = audit_plan(order, parse_host_stages("1 host", shipped.duration_steps), progress)
         _require_clean(plan, "the plan")
         done(f"plan of {plan.steps:,} updates: every window exactly once per pass")
     imported = with_inputs(shipped, index=str(out / "index.json"), weights=str(weights), padded_rows=None)

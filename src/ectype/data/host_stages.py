@@ -15,7 +15,7 @@ class HostStage:
     end_batch: int
 
 
-def parse_schedule(text: str, duration_steps: int) -> tuple[HostStage, ...]:
+def parse_host_stages(text: str, duration_steps: int) -> tuple[HostStage, ...]:
     """Stages of `N hosts to step S, then M hosts to step T, then K`; the last may omit its step and runs to the end.
 
     Raises:
