@@ -16,8 +16,7 @@ from ectype.recipe.spec import Model
 from ectype.run.checkpoints import WEIGHTS_ITEM, description_file
 from ectype.weights import store, tree
 from ectype.weights.store import Leaf
-from ectype.weights.tree import Path as LeafPath
-from ectype.weights.tree import Tree
+from ectype.weights.tree import LeafPath, Tree
 
 FORMAT = 1
 _SHOWN_DIFFERENCES = 12
@@ -111,12 +110,21 @@ def load_weights(
         with ocp.StandardCheckpointer() as checkpointer:
             params = checkpointer.restore((path / WEIGHTS_ITEM).absolute(), tree.unflatten(target))
     except Exception as error:
-        # Orbax reports a damaged or missing chunk as a bare Exception around TensorStore's.
-        raise DamagedCheckpointError(
-            f"{path}: {str(error).strip().splitlines()[-1]}", "every chunk of every array, in full",
-            "the checkpoint is damaged: write or fetch it anew",
-        ) from error  # fmt: skip
+        raise damaged(path, error, "write or fetch it anew") from error
     return params, meta
+
+
+def damaged(path: Path, error: Exception, mend: str) -> DamagedCheckpointError:
+    """What a failed restore means: of a damaged or missing chunk Orbax says so by a bare Exception."""
+    return DamagedCheckpointError(
+        f"{path}: {str(error).strip().splitlines()[-1]}", "every chunk of every array, in full",
+        f"the checkpoint is damaged: {mend}",
+    )  # fmt: skip
+
+
+def leaves_of(arrays: Tree) -> dict[LeafPath, Leaf]:
+    """Shape and element type of each leaf of a tree of arrays, abstract ones included."""
+    return {path: Leaf(leaf.shape, np.dtype(leaf.dtype)) for path, leaf in tree.flatten(arrays).items()}
 
 
 def differences(expected: Mapping[LeafPath, Leaf], found: Mapping[LeafPath, Leaf]) -> list[str]:

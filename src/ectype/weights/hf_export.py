@@ -38,10 +38,11 @@ from ectype.weights.safetensors_files import (
     INDEX_NAME,
     SINGLE_NAME,
     PlannedTensor,
+    name_of_dtype,
     plan_file,
     write_at,
 )  # fmt: skip
-from ectype.weights.tree import Path as LeafPath
+from ectype.weights.tree import LeafPath
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
 _IN_FLIGHT = 6
@@ -132,7 +133,7 @@ def _plan(
             "pass --max-length TOKENS, or --like HF_DIR",
         )  # fmt: skip
     element = np.dtype(dtype or meta["dtype"])
-    dtype_name = next(name for name, known in DTYPES.items() if known == element)
+    dtype_name = name_of_dtype(element)
     names = hugging_face_tensors(model)
     config = build_config(
         model, family_of(model, source.get("family") or donor.get("model_type")), element.name, length,
@@ -275,7 +276,7 @@ def _write_side_files(plan: _Plan, folder: Path, like: Path | None) -> None:
 
 def _write_padded_rows(plan: _Plan, file: Path) -> None:
     """The rows past the real vocabulary, under OLMo-core's names, as `--padded-rows` reads them."""
-    rows, dtype_name = {}, next(name for name, known in DTYPES.items() if known == plan.dtype)
+    rows, dtype_name = {}, name_of_dtype(plan.dtype)
     for name, path in side_file_names(plan.model).items():
         array = store.open_array(plan.checkpoint / WEIGHTS_ITEM, path)[plan.model.vocab_size :]
         rows[name] = np.asarray(array.read().result()).astype(plan.dtype, copy=False)

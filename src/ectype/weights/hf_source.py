@@ -15,9 +15,9 @@ from ectype.weights.checkpoint import refuse_other_model
 from ectype.weights.hf_config import HuggingFaceConfig, read_config
 from ectype.weights.mapping import hugging_face_tensors
 from ectype.weights.padded_rows import PaddedRows, draw_padded_rows, read_padded_rows
-from ectype.weights.safetensors_files import DTYPES, StoredTensor, check_tensors, read_folder
+from ectype.weights.safetensors_files import DTYPES, StoredTensor, check_tensors, name_of_dtype, read_folder
 from ectype.weights.store import Leaf
-from ectype.weights.tree import Path as LeafPath
+from ectype.weights.tree import LeafPath
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def open_source(
     for name, place in hugging_face_tensors(base).items():
         padding = padded.rows.get(place.path) if padded else None
         parts.setdefault(place.path, []).append(Part(found[name], padding))
-    element = np.dtype(next(d for d in DTYPES.values() if d.name == stored_dtype))
+    element = DTYPES[name_of_dtype(stored_dtype)]
     leaves = {path: Leaf(tuple(shape), element) for path, shape in tree.flatten(parameter_shapes(base)).items()}
     return HuggingFaceSource(
         folder, config, base, stored_dtype, leaves, {path: tuple(parts[path]) for path in leaves}, padded

@@ -20,8 +20,7 @@ from ectype.model.rope import rotate
 from ectype.recipe.spec import Model
 from ectype.weights import store, tree
 from ectype.weights.mapping import layer_place
-from ectype.weights.tree import Path as LeafPath
-from ectype.weights.tree import Tree
+from ectype.weights.tree import LeafPath, Tree
 
 
 def read_leaf(weights: Path, path: LeafPath, rows: Any = slice(None)) -> np.ndarray:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ectype.model.parameters import parameter_shapes
 from ectype.recipe.spec import Model
-from ectype.weights.tree import Path, flatten
+from ectype.weights.tree import LeafPath, flatten
 
 Shape = tuple[int, ...]
 
@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 class Row:
     """One kind of tensor. `{layer}` in a name stands for the layer's number; `path` is then relative to the layer."""
 
-    path: Path
+    path: LeafPath
     hugging_face: str
     olmo_core: str | None
     when: Callable[[Model], bool] = lambda model: True
@@ -66,7 +66,7 @@ TABLE: tuple[Row, ...] = (
     Row(("norm", "weight"), "model.norm.weight", "lm_head.norm.weight"),
     Row(("head", "weight"), "lm_head.weight", "lm_head.w_out.weight", lambda model: not model.tied_head),
 )
-VOCABULARY_PATHS: tuple[Path, ...] = (("embedding", "weight"), ("head", "weight"))
+VOCABULARY_PATHS: tuple[LeafPath, ...] = (("embedding", "weight"), ("head", "weight"))
 """Leaves whose rows are vocabulary ids: the file holds `vocab_size` of them, the tree `model.rows`."""
 
 
@@ -74,14 +74,14 @@ VOCABULARY_PATHS: tuple[Path, ...] = (("embedding", "weight"), ("head", "weight"
 class Place:
     """Where one named tensor lies in the tree: a leaf, and its index on the leading axis when the leaf is stacked."""
 
-    path: Path
+    path: LeafPath
     block: int | None
     shape: Shape
     """Shape of the named tensor, vocabulary rows trimmed to the real ids."""
     layer: int | None
 
 
-def layer_place(model: Model, layer: int) -> tuple[Path, int | None]:
+def layer_place(model: Model, layer: int) -> tuple[LeafPath, int | None]:
     """Prefix of the tree path of `layer`, and its index on the stacked axis (None for a leftover layer)."""
     period = len(model.window_pattern)
     n_blocks = model.n_layers // period

@@ -34,7 +34,7 @@ from ectype.weights.reference_model import versions
 from ectype.weights.safetensors_files import DTYPES
 from ectype.weights.store import Leaf
 from ectype.weights.transfer import copy_units, plan_units, require_space
-from ectype.weights.tree import Path as LeafPath
+from ectype.weights.tree import LeafPath
 
 _STEP_FOLDER = re.compile(r"step(\d+)")
 _STATE, _GROUPS = "optim.state.", "optim.param_groups"

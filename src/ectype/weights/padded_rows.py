@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ectype.errors import EctypeError
 from ectype.recipe.spec import Model
 from ectype.weights.mapping import VOCABULARY_PATHS, olmo_core_tensors
-from ectype.weights.safetensors_files import DTYPES, check_tensors, read_header
-from ectype.weights.tree import Path as LeafPath
+from ectype.weights.safetensors_files import DTYPES, check_tensors, name_of_dtype, read_header
+from ectype.weights.tree import LeafPath
 
 
 @dataclass(frozen=True)
@@ -52,15 +51,8 @@ def draw_padded_rows(model: Model, seed: int, dtype: str) -> PaddedRows:
         drawn = generator.standard_normal(shape)
         while (beyond := np.abs(drawn) > model.init_cut).any():
             drawn[beyond] = generator.standard_normal(int(beyond.sum()))
-        rows[path] = (drawn * model.init_std).astype(DTYPES[_dtype_name(dtype)])
+        rows[path] = (drawn * model.init_std).astype(DTYPES[name_of_dtype(dtype)])
     return PaddedRows(
         rows,
         {"from": "drawn", "seed": seed, "std": model.init_std, "cut_deviations": model.init_cut, "count": shape[0]},
     )
-
-
-def _dtype_name(dtype: str) -> str:
-    for name, element in DTYPES.items():
-        if element.name == dtype:
-            return name
-    raise EctypeError(f"dtype {dtype!r}", f"one of {', '.join(d.name for d in DTYPES.values())}", "name one of these")

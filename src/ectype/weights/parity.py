@@ -19,7 +19,7 @@ from ectype.weights.agreement import Agreement, compare_logits, relative_error, 
 from ectype.weights.checkpoint import model_of, read_meta, refuse_other_model
 from ectype.weights.hf_config import read_config
 from ectype.weights.parity_record import Fault, LayerDrift, ParityRecord, Tolerances
-from ectype.weights.reference_model import Recording, Reference
+from ectype.weights.reference_model import Recording, ReferenceModel
 from ectype.weights.tree import Tree, dotted
 
 _CHUNK_POSITIONS = 128
@@ -102,7 +102,7 @@ def _run_ours(
 
 def _compare_heads(
     weights: Path, model: Model, folder: Path, tokens_L: np.ndarray, dtype: str, final: jax.Array,
-    reference: Reference, recording: Recording,
+    reference: ReferenceModel, recording: Recording,
 ) -> tuple[list[Agreement], list[Agreement]]:  # fmt: skip
     """Agreement with the float32 reference of our logits, and of transformers' own in a lower `dtype`."""
     reference_head, our_head = reference_model.fill_head(reference), layerwise.read_head(weights, model)
@@ -134,7 +134,7 @@ def _within(figures: dict[str, Any], dtype: str, tolerances: Tolerances) -> bool
 
 
 def _first_fault(
-    weights: Path, model: Model, tokens_L: np.ndarray, reference: Reference, recording: Recording
+    weights: Path, model: Model, tokens_L: np.ndarray, reference: ReferenceModel, recording: Recording
 ) -> Fault | None:
     """The first place where ours and theirs part although both get the reference's input, in float32."""
     embedded = np.asarray(layerwise.embed(weights, tokens_L[None], "float32")[0])
@@ -160,7 +160,7 @@ def _first_fault(
 
 
 def _fault_in_layer(
-    params: Tree, model: Model, layer: int, reference: Reference, recording: Recording, layer_error: float
+    params: Tree, model: Model, layer: int, reference: ReferenceModel, recording: Recording, layer_error: float
 ) -> Fault:
     """Blame every tensor whose own product differs on the reference's input, or else rotation and mask."""
     seen = reference_model.probe_layer(reference, recording, layer, model)

@@ -14,13 +14,13 @@ from ectype.errors import EctypeError
 from ectype.recipe.spec import Model
 from ectype.weights.mapping import TABLE
 from ectype.weights.safetensors_files import StoredTensor, read_folder
-from ectype.weights.tree import Path as LeafPath
+from ectype.weights.tree import LeafPath
 
 _INSTALL = "pip install 'ectype[reference]'"
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceModel:
     """A model without weights, and where its tensors lie."""
 
     module: Any
@@ -59,7 +59,7 @@ def refuse_version(transformers_version: str, model: Model) -> None:
         )  # fmt: skip
 
 
-def open_reference(folder: Path, dtype: str) -> Reference:
+def open_reference(folder: Path, dtype: str) -> ReferenceModel:
     """The model of a Hugging Face folder, computing in `dtype`; weights stay on disk."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -70,10 +70,10 @@ def open_reference(folder: Path, dtype: str) -> Reference:
         module = AutoModelForCausalLM.from_config(config, dtype=element, attn_implementation="sdpa").eval()
     # Rotary tables are computed, not stored, so they cannot stay without storage.
     module.model.rotary_emb = type(module.model.rotary_emb)(config=config)
-    return Reference(module, read_folder(folder), element, bool(config.tie_word_embeddings))
+    return ReferenceModel(module, read_folder(folder), element, bool(config.tie_word_embeddings))
 
 
-def run_reference(reference: Reference, tokens_L: np.ndarray, *, keep_hidden: bool) -> Recording:
+def run_reference(reference: ReferenceModel, tokens_L: np.ndarray, *, keep_hidden: bool) -> Recording:
     """Run transformers' forward pass on one sequence of token ids."""
     import torch
 
@@ -110,7 +110,7 @@ def run_reference(reference: Reference, tokens_L: np.ndarray, *, keep_hidden: bo
     return recording
 
 
-def fill_head(reference: Reference) -> Any:
+def fill_head(reference: ReferenceModel) -> Any:
     """The output projection with its weights in memory."""
     prefix = "model.embed_tokens." if reference.tied_head else "lm_head."
     _fill(reference, reference.module.lm_head, prefix)
@@ -126,7 +126,7 @@ def reference_logits(head: Any, final_LD: Any) -> np.ndarray:
 
 
 def probe_layer(
-    reference: Reference, recording: Recording, layer: int, model: Model
+    reference: ReferenceModel, recording: Recording, layer: int, model: Model
 ) -> dict[LeafPath, tuple[np.ndarray, np.ndarray]]:
     """Input and output [B, L, ...] of every projection and norm of one layer, run again on its recorded input.
 
@@ -174,7 +174,7 @@ def _numpy(tensor_1LN: Any) -> np.ndarray:
     return tensor_1LN[0].float().numpy()
 
 
-def _fill(reference: Reference, module: Any, prefix: str) -> None:
+def _fill(reference: ReferenceModel, module: Any, prefix: str) -> None:
     """Read the module's weights, in the reference's element type."""
     import torch
 

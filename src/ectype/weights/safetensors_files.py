@@ -70,6 +70,20 @@ class StoredTensor:
         return buffer.view(self.dtype).reshape(end - first, *self.shape[1:])
 
 
+def name_of_dtype(dtype: Any) -> str:
+    """The name in `DTYPES` of an element type, which is given as a dtype or by its NumPy name.
+
+    Raises:
+        EctypeError: weights may not have it.
+    """
+    for name, element in DTYPES.items():
+        if element.name == str(dtype):
+            return name
+    raise EctypeError(
+        f"dtype {str(dtype)!r}", f"one of {', '.join(d.name for d in DTYPES.values())}", "name one of these"
+    )
+
+
 def read_header(file: Path) -> dict[str, StoredTensor]:
     """Tensors of one file by name; any fault of the header or of the file's length is an `EctypeError`."""
     try:

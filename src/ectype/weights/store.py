@@ -19,7 +19,7 @@ from orbax.checkpoint import type_handlers
 
 from ectype.errors import DamagedCheckpointError, EctypeError
 from ectype.weights import tree
-from ectype.weights.tree import Path as LeafPath
+from ectype.weights.tree import LeafPath
 
 TARGET_CHUNK_BYTES = 32 << 20
 SMALL_LEAF_BYTES = 4 << 20

@@ -17,7 +17,7 @@ from ectype.weights import store, tree
 from ectype.weights.journal import Journal
 from ectype.weights.pipeline import Pipeline, as_bytes
 from ectype.weights.store import Leaf
-from ectype.weights.tree import Path as LeafPath
+from ectype.weights.tree import LeafPath
 
 _IN_FLIGHT = 6
 """Chunks being hashed and written while the next one is read."""

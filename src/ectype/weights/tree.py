@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-Path = tuple[str, ...]
+LeafPath = tuple[str, ...]
 Tree = dict[str, Any]
 
 
-def flatten(tree: Mapping[str, Any], prefix: Path = ()) -> dict[Path, Any]:
+def flatten(tree: Mapping[str, Any], prefix: LeafPath = ()) -> dict[LeafPath, Any]:
     """Leaves of a nested dict by path, in the dict's order; empty dicts vanish."""
-    flat: dict[Path, Any] = {}
+    flat: dict[LeafPath, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
             flat |= flatten(value, (*prefix, key))
@@ -18,7 +18,7 @@ def flatten(tree: Mapping[str, Any], prefix: Path = ()) -> dict[Path, Any]:
     return flat
 
 
-def unflatten(flat: Mapping[Path, Any]) -> Tree:
+def unflatten(flat: Mapping[LeafPath, Any]) -> Tree:
     """The nested dict that `flatten` turns into `flat`."""
     tree: Tree = {}
     for path, value in flat.items():
@@ -29,6 +29,6 @@ def unflatten(flat: Mapping[Path, Any]) -> Tree:
     return tree
 
 
-def dotted(path: Path) -> str:
+def dotted(path: LeafPath) -> str:
     """`blocks.0.mlp.gate`: the name that Orbax gives the leaf at `path`."""
     return ".".join(path)
