@@ -1,6 +1,7 @@
 """Fixtures that every test folder shares."""
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +61,13 @@ def make_manifest() -> Callable[..., Manifest]:
         return Manifest(**values | changes)
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def _signal_handlers() -> Iterator[None]:
+    """A verb that was stopped in this process ignores further signals; neither later tests nor their children may."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)

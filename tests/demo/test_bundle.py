@@ -31,7 +31,7 @@ def test_the_reference_loads_and_its_log_covers_the_recipe() -> None:
 
 def test_the_recipe_names_only_files_that_are_there_and_the_landmarks_that_are_bundled() -> None:
     recipe = load_recipe("toy-calm")
-    named = recipe.inputs.model_dump(exclude={"remap"})
+    named = recipe.inputs.model_dump(exclude={"remap"}, exclude_none=True)
     assert {key: value for key, value in named.items() if not package_path(value).exists()} == {}
     assert list(recipe.landmarks) == list(load_reference("package:demo/bundle").landmarks)
 

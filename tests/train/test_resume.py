@@ -239,7 +239,7 @@ def test_batches_reach_the_devices_ahead_of_their_step(tmp_path, monkeypatch):
 
 
 def test_a_batch_that_devices_cannot_share_names_workable_counts(tmp_path):
-    with pytest.raises(EctypeError, match="nearest workable counts: 1, 2, 4"):
+    with pytest.raises(EctypeError, match="nearest workable counts of devices: 1, 2, 4"):
         train(tmp_path / "run", placement=["devices=3"])
 
 
