@@ -5,7 +5,7 @@ import numpy as np
 from ectype.compare.criteria import Grounds
 from ectype.compare.noise import LandmarkNoise, Noise
 from ectype.compare.tolerances import load_floors
-from ectype.evaluate.record import Evaluation, Inputs, Protocol
+from ectype.evaluate.record import Evaluation, InputHashes, Protocol
 from ectype.evaluate.summary import domain_record, join_measures, reduce_measures, summarise
 from ectype.recipe.reference import TrainingLog
 
@@ -38,7 +38,9 @@ def evaluation(
         protocol=Protocol(
             window_tokens=TARGETS + 1, remainder="drop", vocabulary_rows=10, all_rows=(10, 10), compute_dtype="float32"
         ),
-        inputs=Inputs(ours="a", reference="b", reference_padded_rows=None, held_out={}, tokenizer=None, ectype="0"),
+        inputs=InputHashes(
+            ours="a", reference="b", reference_padded_rows=None, held_out={}, tokenizer=None, ectype="0"
+        ),
         overall=summarise(join_measures(list(domains.values()))),
         domains={name: domain_record(measured) for name, measured in domains.items()},
     )

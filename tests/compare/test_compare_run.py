@@ -191,8 +191,8 @@ def test_a_twin_of_another_recipe_is_refused_and_a_short_one_is_not_finished(
     ("change", "message"),
     [
         ({"perturbation": None}, "no twin: its step-0 weights were changed by none"),
-        ({"perturbation": Perturbation(scale=1e-2, seed=2)}, "changed by 0.01, seed 2"),
-        ({"perturbation": Perturbation(scale=1e-6, seed=1)}, "changed by 1e-06, seed 1"),
+        ({"perturbation": Perturbation(scale=1e-2, seed=2)}, "changed by 0.01 with seed 2"),
+        ({"perturbation": Perturbation(scale=1e-6, seed=1)}, "changed by 1e-06 with seed 1"),
         ({"index_fingerprint": "f" * 64}, "read the index ffffffffffffffff"),
     ],
 )
@@ -286,15 +286,17 @@ def test_missing_twins_are_trained_where_the_run_was(
     assert command("evaluate", run, *given).exit_code == 0
     asked = []
 
-    def train_run(recipe: Any, placement: Any, run_dir: Path, *, perturb: tuple[float, int], **_: Any) -> None:
+    def train_run(recipe: Any, placement: Any, run_dir: Path, *, perturb: Perturbation, **_: Any) -> None:
         asked.append((recipe.name, placement.devices, run_dir, perturb))
         twin = copy(str(run_dir.relative_to(tmp_path)))
-        write_manifest(twin, make_manifest(perturbation=Perturbation(scale=perturb[0], seed=perturb[1])))
+        write_manifest(twin, make_manifest(perturbation=perturb))
 
     monkeypatch.setattr("ectype.train.loop.train_run", train_run)
     done = command("compare", run, *given, "--write-noise", tmp_path / "noise.json")
     assert done.exit_code == 0
-    assert asked == [("toy-calm", 2, RunFolder(run).twin(seed).path, (1e-6, seed)) for seed in (1, 2, 3)]
+    assert asked == [
+        ("toy-calm", 2, RunFolder(run).twin(seed).path, Perturbation(scale=1e-6, seed=seed)) for seed in (1, 2, 3)
+    ]
     assert read_noise(tmp_path / "noise.json").twins == 3
     assert command("compare", run, *given).exit_code == 0
     assert command("compare", run, *given, "--twins", 4).exit_code == 0

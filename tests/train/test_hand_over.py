@@ -15,7 +15,7 @@ from ectype.errors import EctypeError
 from ectype.recipe.load import load_placement, load_recipe
 from ectype.recipe.spec import Recipe
 from ectype.run.checkpoints import finished_steps
-from ectype.run.manifest import HandOverRecord, read_manifest
+from ectype.run.manifest import HandOverRecord, Perturbation, read_manifest
 from ectype.train.checkpoint import restore
 from ectype.train.hand_over import hand_over_table, take_over
 from ectype.train.loop import train_run
@@ -250,7 +250,7 @@ def test_a_twin_of_a_stage_begins_from_the_same_source(stages, tmp_path):
     from ectype.run.manifest import load_run_recipe
 
     spec = load_run_recipe(stages["two"])
-    train_run(spec, PLACEMENT, tmp_path / "twin", perturb=(1e-3, 1), until=1)
+    train_run(spec, PLACEMENT, tmp_path / "twin", perturb=Perturbation(scale=1e-3, seed=1), until=1)
     ours, twin = rows(stages["two"])[0], rows(tmp_path / "twin")[0]
     assert twin[1] != ours[1]
     assert twin[1] == pytest.approx(ours[1], rel=1e-2)

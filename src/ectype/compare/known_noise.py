@@ -2,7 +2,14 @@
 
 from pathlib import Path
 
-from ectype.compare.twins import PERTURBATION, MeasuredNoise, finished_twins, no_noise, reference_noise, twins_noise
+from ectype.compare.twins import (
+    MeasuredNoise,
+    finished_twins,
+    no_noise,
+    reference_noise,
+    twin_perturbation,
+    twins_noise,
+)
 from ectype.progress import Progress, silent
 from ectype.recipe.reference import Reference
 from ectype.recipe.spec import Recipe
@@ -49,4 +56,4 @@ def ensure_noise(
 def _train_twin(run_dir: Path, recipe: Recipe, seed: int, progress: Progress) -> None:
     """Train one twin where the run was trained, or go on with one that was stopped."""
     placement, twin = read_manifest(run_dir).placement, RunFolder(run_dir).twin(seed)
-    loop.train_run(recipe, placement, twin.path, perturb=(PERTURBATION, seed), progress=progress)
+    loop.train_run(recipe, placement, twin.path, perturb=twin_perturbation(seed), progress=progress)

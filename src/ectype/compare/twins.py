@@ -30,6 +30,11 @@ class MeasuredNoise:
     source: str
 
 
+def twin_perturbation(number: int) -> Perturbation:
+    """The change that makes twin `number`."""
+    return Perturbation(scale=PERTURBATION, seed=number)
+
+
 def finished_twins(run_dir: Path, recipe: Recipe) -> list[int]:
     """Numbers of the twins of this recipe that ran to the end.
 
@@ -52,16 +57,10 @@ def _refuse_other(run: RunFolder, twin: RunFolder, number: int, recipe: Recipe) 
     mend = "delete that twin's folder; `ectype compare` trains it anew"
     if recipe_hash(load_run_recipe(twin.path)) != recipe_hash(recipe):
         raise EctypeError(f"{twin.path} ran another recipe than {run.path}", "one recipe", mend)
-    found, due = read_manifest(twin.path), Perturbation(scale=PERTURBATION, seed=number)
+    found, due = read_manifest(twin.path), twin_perturbation(number)
     if found.perturbation != due:
-        shown = (
-            "none" if found.perturbation is None else f"{found.perturbation.scale:g}, seed {found.perturbation.seed}"
-        )
-        raise EctypeError(
-            f"{twin.path} is no twin: its step-0 weights were changed by {shown}",
-            f"{PERTURBATION:g}, seed {number}",
-            mend,
-        )
+        shown = "none" if found.perturbation is None else found.perturbation.words
+        raise EctypeError(f"{twin.path} is no twin: its step-0 weights were changed by {shown}", due.words, mend)
     own = read_manifest(run.path)
     if found.index_fingerprint != own.index_fingerprint:
         raise EctypeError(

@@ -32,7 +32,7 @@ class Protocol(Section):
     kl: str = "KL(reference || ours) over vocabulary_rows, nats per token"
 
 
-class Inputs(Section):
+class InputHashes(Section):
     """Content hashes (SHA-256) of everything that the numbers depend on."""
 
     ours: str
@@ -103,7 +103,7 @@ class Evaluation(Section):
     format: Literal[1] = 1
     step: int
     protocol: Protocol
-    inputs: Inputs
+    inputs: InputHashes
     overall: Summary
     domains: dict[str, DomainEvaluation]
 

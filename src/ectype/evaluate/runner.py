@@ -13,7 +13,7 @@ import numpy as np
 from ectype import __version__
 from ectype.errors import EctypeError
 from ectype.evaluate.held_out import HeldOutText, load_held_out
-from ectype.evaluate.record import Evaluation, Inputs, Protocol, read_evaluation, write_evaluation
+from ectype.evaluate.record import Evaluation, InputHashes, Protocol, read_evaluation, write_evaluation
 from ectype.evaluate.summary import DomainMeasures, domain_record, join_measures, reduce_measures, summarise
 from ectype.evaluate.windows import scored_mask
 from ectype.progress import Progress, silent
@@ -216,9 +216,9 @@ def _protocol(held_out: HeldOutText, settings: Settings, vocabulary_rows: int, a
     )
 
 
-def landmark_inputs(ours_sha256: str, reference: LandmarkWeights, held_out: HeldOutText) -> Inputs:
+def landmark_inputs(ours_sha256: str, reference: LandmarkWeights, held_out: HeldOutText) -> InputHashes:
     """Content hashes of all that an evaluation made now would depend on."""
-    return Inputs(
+    return InputHashes(
         ours=ours_sha256,
         reference=weights_sha256(reference.weights),
         reference_padded_rows=None if reference.padded_rows is None else weights_sha256(reference.padded_rows),
@@ -228,7 +228,7 @@ def landmark_inputs(ours_sha256: str, reference: LandmarkWeights, held_out: Held
     )
 
 
-def is_current(record: Evaluation, step: int, inputs: Inputs, held_out: HeldOutText, settings: Settings) -> bool:
+def is_current(record: Evaluation, step: int, inputs: InputHashes, held_out: HeldOutText, settings: Settings) -> bool:
     """Whether a stored record is what evaluating `step` now would give."""
     protocol = _protocol(held_out, settings, record.protocol.vocabulary_rows, record.protocol.all_rows)
     return (record.step, record.inputs, record.protocol) == (step, inputs, protocol)

@@ -30,6 +30,11 @@ class Perturbation(Section):
     scale: float
     seed: int
 
+    @property
+    def words(self) -> str:
+        """For errors."""
+        return f"{self.scale:g} with seed {self.seed}"
+
 
 class Session(Section):
     """One start of the program."""

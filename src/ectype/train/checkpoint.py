@@ -23,16 +23,17 @@ from ectype.run.paths import RunFolder
 from ectype.train import snapshot
 from ectype.train.optimizer import init_optimizer
 from ectype.train.state import TrainState, from_optimizer_tree, optimizer_tree, state_shardings
-from ectype.weights import store, tree
+from ectype.weights import store
 from ectype.weights.checkpoint import (
+    damaged,
     describe,
     differences,
+    leaves_of,
     load_weights,
     read_meta,
     refuse_differences,
     save_arguments,
 )
-from ectype.weights.store import Leaf
 
 Tree = Any
 
@@ -163,8 +164,7 @@ def restore(
             init_optimizer(params, recipe.optimizer, recipe.numerics.moments), jax.numpy.zeros((), "int32")
         )
     )
-    expected = {key: Leaf(leaf.shape, np.dtype(leaf.dtype)) for key, leaf in tree.flatten(abstract).items()}
-    refuse_differences(path, differences(expected, store.read_leaves(path / OPTIMIZER_ITEM)))
+    refuse_differences(path, differences(leaves_of(abstract), store.read_leaves(path / OPTIMIZER_ITEM)))
     target = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         abstract, optimizer_tree(shardings.optimizer, shardings.step),
@@ -173,10 +173,7 @@ def restore(
         with ocp.StandardCheckpointer() as checkpointer:
             stored = checkpointer.restore((path / OPTIMIZER_ITEM).absolute(), target)
     except Exception as error:
-        raise DamagedCheckpointError(
-            f"{path}: {str(error).strip().splitlines()[-1]}", "every chunk of every array, in full",
-            "the checkpoint is damaged: move it away to resume from an older one",
-        ) from error  # fmt: skip
+        raise damaged(path, error, "move it away to resume from an older one") from error
     optimizer, stored_step = from_optimizer_tree(stored)
     if not int(stored_step) == meta.get("step") == step:
         raise EctypeError(

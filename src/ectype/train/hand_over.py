@@ -7,27 +7,27 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 
 from ectype.data.tokenindex import TokenIndex
-from ectype.errors import DamagedCheckpointError, EctypeError
+from ectype.errors import EctypeError
 from ectype.recipe.spec import HandOver, Model, Recipe
 from ectype.run.checkpoints import OPTIMIZER_ITEM, find_checkpoint
 from ectype.run.manifest import HandOverRecord, read_manifest
 from ectype.run.paths import RunFolder
 from ectype.train.optimizer import History, OptimizerState, init_optimizer
 from ectype.train.state import TrainState, optimizer_tree
-from ectype.weights import store, tree
+from ectype.weights import store
 from ectype.weights.checkpoint import (
+    damaged,
     differences,
+    leaves_of,
     load_weights,
     model_of,
     read_meta,
     refuse_differences,
     refuse_other_model,
 )
-from ectype.weights.store import Leaf
 
 _SWITCHES = ("moments", "adam_count", "schedule", "data_position", "skip_history")
 _STORED_PARTS = {
@@ -221,9 +221,8 @@ def _read_kept(path: Path, switches: HandOver, fresh: OptimizerState) -> dict[st
         return {}
     wanted = {key: leaf for key, leaf in optimizer_tree(fresh, jnp.zeros(())).items() if key in parts}
     item = path / OPTIMIZER_ITEM
-    expected = {key: Leaf(leaf.shape, np.dtype(leaf.dtype)) for key, leaf in tree.flatten(wanted).items()}
     stored = {key: leaf for key, leaf in store.read_leaves(item).items() if key[0] in parts}
-    refuse_differences(path, differences(expected, stored))
+    refuse_differences(path, differences(leaves_of(wanted), stored))
     target = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), wanted)
     arguments = ocp.args.PyTreeRestore(
         item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target), partial_restore=True
@@ -232,10 +231,7 @@ def _read_kept(path: Path, switches: HandOver, fresh: OptimizerState) -> dict[st
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             return checkpointer.restore(item.absolute(), args=arguments)
     except Exception as error:
-        raise DamagedCheckpointError(
-            f"{path}: {str(error).strip().splitlines()[-1]}", "every chunk of every array, in full",
-            "the checkpoint is damaged: go on from another one",
-        ) from error  # fmt: skip
+        raise damaged(path, error, "go on from another one") from error
 
 
 def _with_kept(fresh: OptimizerState, kept: dict[str, Any]) -> OptimizerState:

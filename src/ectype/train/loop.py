@@ -30,12 +30,12 @@ from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe, Schedule
 from ectype.run.checkpoints import damaged_folders, finished_steps, remove_leftovers, roll_back
 from ectype.run.goodput import End, GoodputLog
-from ectype.run.manifest import HandOverRecord, read_manifest
+from ectype.run.manifest import HandOverRecord, Perturbation, read_manifest
 from ectype.run.metrics import MetricsFile, Row, rows_after
 from ectype.run.paths import RunFolder
 from ectype.stopping import StopSignals
 from ectype.train import checkpoint, distributed, run_folder
-from ectype.train.agreement import agreed_index
+from ectype.train.agreed_index import agreed_index
 from ectype.train.hand_over import plan_hand_over, take_over
 from ectype.train.measurement import open_meter
 from ectype.train.profile import ProfiledSteps, Tracer
@@ -62,9 +62,9 @@ class Watchers:
     """Who is told of what: bars, each row of metrics, warnings in words, what a stage takes over."""
 
     progress: Progress = silent
-    row: Callable[[Row], None] = lambda row: None
+    watch: Callable[[Row], None] = lambda row: None
     warn: Callable[[str], None] = lambda text: None
-    hand_over: Callable[[HandOverRecord], None] = lambda record: None
+    announce: Callable[[HandOverRecord], None] = lambda record: None
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Job:
     mesh: Mesh
     index: TokenIndex
     rows: np.ndarray
-    perturb: tuple[float, int] | None
+    perturb: Perturbation | None
     watchdog: Watchdog
     watchers: Watchers
     signals: StopSignals
@@ -107,7 +107,7 @@ def train_run(
     *,
     until: int | None = None,
     from_step: int | None = None,
-    perturb: tuple[float, int] | None = None,
+    perturb: Perturbation | None = None,
     allowed: Sequence[str] = (),
     profile: ProfiledSteps | None = None,
     progress: Progress = silent,
@@ -122,7 +122,7 @@ def train_run(
     Args:
         until: stop after this many updates in all, with a checkpoint; None: the recipe's duration.
         from_step: roll back to the checkpoint of this step first; later ones are archived.
-        perturb: (scale, seed) of a relative change to the step-0 weights; makes a twin.
+        perturb: the change of the step-0 weights that makes a twin.
         allowed: dotted recipe fields that may differ from those the run began with.
         profile: updates to write an XProf trace of.
         watch: called with each update's row of metrics.
@@ -148,7 +148,7 @@ def train_run(
 
 
 def _open_job(
-    recipe: Recipe, placement: Placement, run_dir: Path, perturb: tuple[float, int] | None, allowed: Sequence[str],
+    recipe: Recipe, placement: Placement, run_dir: Path, perturb: Perturbation | None, allowed: Sequence[str],
     from_step: int | None, watchers: Watchers, signals: StopSignals, held: ExitStack,
 ) -> Job:  # fmt: skip
     """Devices, index and run folder, before anything is trained; `held` keeps the folder locked and watched."""
@@ -249,9 +249,9 @@ def _taken_over(job: Job, record: HandOverRecord) -> TrainState:
     """The state with which a stage begins that goes on from another run."""
     job.watchdog.phase(f"taking over {record.source}")
     if jax.process_index() == 0:
-        job.watchers.hand_over(record)
+        job.watchers.announce(record)
     state = take_over(record, job.recipe, state_shardings(job.recipe, job.mesh, job.placement.moments_memory))
-    return state if job.perturb is None else replace(state, params=perturbed(state.params, *job.perturb))
+    return state if job.perturb is None else replace(state, params=perturbed(state.params, job.perturb))
 
 
 def _initial_weights(job: Job) -> Any:
@@ -263,7 +263,7 @@ def _initial_weights(job: Job) -> Any:
         params, _, _ = load_any_weights(
             package_path(recipe.inputs.weights), None if padded is None else package_path(padded), model=recipe.model
         )
-    return params if job.perturb is None else perturbed(params, *job.perturb)
+    return params if job.perturb is None else perturbed(params, job.perturb)
 
 
 def _train(job: Job, state: TrainState, start: int, end: int, saver: checkpoint.Saver, tracer: Tracer) -> Result:
@@ -303,7 +303,7 @@ def _train(job: Job, state: TrainState, start: int, end: int, saver: checkpoint.
             ledger.append(batch.batch_number, job.rows[recorded], batch.window_ids[recorded])
             metrics_file.write(row)
             job.goodput.updated(row["step_seconds"])
-            job.watchers.row(row)
+            job.watchers.watch(row)
             job.watchers.progress("train", step, end)
             stall = 0.0
             if saver.is_due(step) or step == end or values.stop:

@@ -51,7 +51,7 @@ def open_run(
     recipe: Recipe,
     placement: Placement,
     index: TokenIndex,
-    perturb: tuple[float, int] | None,
+    perturb: Perturbation | None,
     allowed: Sequence[str] = (),
     hand_over: HandOverRecord | None = None,
 ) -> None:
@@ -71,7 +71,7 @@ def open_run(
         _check_recipe(run_dir, recipe, allowed)
         if not index.continues(stored.index_fingerprint, newest_step(run_dir)):
             _check_same(run_dir, "index fingerprint", stored.index_fingerprint, index.fingerprint)
-        _check_same(run_dir, "perturbation", _words(stored.perturbation), _words(_perturbation(perturb)))
+        _check_same(run_dir, "perturbation", _words(stored.perturbation), _words(perturb))
         created, sessions, earlier = stored.created, stored.sessions, stored.earlier_recipe_hashes
         if stored.recipe_hash not in (now, *earlier):
             earlier = (*earlier, stored.recipe_hash)
@@ -86,7 +86,7 @@ def open_run(
         recipe_hash=now,
         earlier_recipe_hashes=earlier,
         index_fingerprint=index.fingerprint,
-        perturbation=_perturbation(perturb),
+        perturbation=perturb,
         hand_over=hand_over,
         created=created,
         environment=environment(),
@@ -171,12 +171,8 @@ def _check_same(run_dir: Path, what: str, stored: Any, asked: Any) -> None:
         )
 
 
-def _perturbation(perturb: tuple[float, int] | None) -> Perturbation | None:
-    return None if perturb is None else Perturbation(scale=perturb[0], seed=perturb[1])
-
-
 def _words(perturbation: Perturbation | None) -> str:
-    return "none" if perturbation is None else f"{perturbation.scale:g} with seed {perturbation.seed}"
+    return "none" if perturbation is None else perturbation.words
 
 
 def _now() -> str:

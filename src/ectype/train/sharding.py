@@ -184,6 +184,6 @@ def named(mesh: Mesh, specs: Tree, memory: str | None = None) -> Tree:
     )
 
 
-def split_axis(spec: PartitionSpec, mesh_axis: str = "fsdp") -> int | None:
-    """The array's axis that `mesh_axis` splits, or None."""
-    return next((axis for axis, name in enumerate(spec) if name == mesh_axis), None)
+def fsdp_axis(spec: PartitionSpec) -> int | None:
+    """The array's axis that `fsdp` splits, or None."""
+    return next((axis for axis, name in enumerate(spec) if name == "fsdp"), None)

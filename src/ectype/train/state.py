@@ -13,6 +13,7 @@ from ectype.errors import EctypeError
 from ectype.model.parameters import leaf_key
 from ectype.recipe.placement import MomentsMemory
 from ectype.recipe.spec import Recipe
+from ectype.run.manifest import Perturbation
 from ectype.train.optimizer import History, OptimizerState, init_optimizer
 from ectype.train.sharding import named, parameter_specs
 
@@ -72,11 +73,11 @@ def _place(leaf: Any, sharding: NamedSharding, dtype: str) -> jax.Array:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
-def perturbed(params: Tree, scale: float, seed: int) -> Tree:
-    """Each weight times 1 + `scale` * normal: a twin's step-0 weights."""
+def perturbed(params: Tree, change: Perturbation) -> Tree:
+    """Each weight times 1 + `change.scale` * normal: a twin's step-0 weights."""
 
     def move(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-        noise = 1 + scale * jax.random.normal(leaf_key(seed, path), leaf.shape, jnp.float32)
+        noise = 1 + change.scale * jax.random.normal(leaf_key(change.seed, path), leaf.shape, jnp.float32)
         return (leaf * noise).astype(leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(move, params)

@@ -20,7 +20,7 @@ from ectype.model.parallel import CONTEXT, Split
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe
 from ectype.train import optimizer as optim
-from ectype.train.sharding import BATCH_AXES, MESH_AXES, split_axis, split_of
+from ectype.train.sharding import BATCH_AXES, MESH_AXES, fsdp_axis, split_of
 from ectype.train.state import TrainState, state_shardings, state_specs
 
 Tree = Any
@@ -176,7 +176,7 @@ def _gather(part: str, tree: Tree, *, specs: Tree, recipe: Recipe) -> Tree:
     numerics = recipe.numerics
 
     def whole(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
-        axis = split_axis(spec)
+        axis = fsdp_axis(spec)
         if axis is None:
             return leaf
         narrows = leaf.ndim > 1 and jnp.dtype(numerics.compute).itemsize < leaf.dtype.itemsize
@@ -210,7 +210,7 @@ def _sum_over_devices(gradient: jax.Array, spec: PartitionSpec, dtype: str) -> j
 
     Never over `tensor`: its devices hold parts of a leaf, or the same gradient of a leaf that all of them hold.
     """
-    axes = SUM_AXES if split_axis(spec) is None else tuple(axis for axis in SUM_AXES if axis != "fsdp")
+    axes = SUM_AXES if fsdp_axis(spec) is None else tuple(axis for axis in SUM_AXES if axis != "fsdp")
     return jax.lax.psum(gradient.astype(dtype), axes)
 
 
