@@ -300,7 +300,7 @@ def test_missing_twins_are_trained_where_the_run_was(
     assert read_noise(tmp_path / "noise.json").twins == 3
     assert command("compare", run, *given).exit_code == 0
     assert command("compare", run, *given, "--twins", 4).exit_code == 0
-    assert [seed for *_, (_, seed) in asked] == [1, 2, 3, 4]
+    assert [change.seed for *_, change in asked] == [1, 2, 3, 4]
 
 
 def test_long_runs_are_not_trained_again_unasked(
