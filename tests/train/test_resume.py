@@ -16,7 +16,7 @@ from ectype.data.audit_run import audit_run
 from ectype.data.index import load_index
 from ectype.data.order import make_order
 from ectype.errors import EctypeError, Stopped
-from ectype.recipe.load import load_placement, load_recipe
+from ectype.recipe.load import load_placement, load_recipe, recipe_hash
 from ectype.run.checkpoints import finished_steps
 from ectype.train import loop
 from ectype.train.loop import train_run
@@ -178,10 +178,43 @@ def test_partial_restore_is_refused(tmp_path):
     """C44: three layers into four, and bfloat16 moments into float32."""
     run = tmp_path / "run"
     train(run, until=2)
+    before = [(run / name).read_bytes() for name in ("recipe.yaml", "run.json", "metrics.jsonl")]
     with pytest.raises(EctypeError, match="n_layers is 2, not 4"):
         train(run, "model.n_layers=4", allowed=["*"])
     with pytest.raises(EctypeError, match=r"first_moment\.\S+ has dtype float32, not bfloat16"):
         train(run, "numerics.moments=bfloat16", allowed=["*"])
+    # A change that came to nothing leaves the run what it was: it goes on under its own recipe.
+    assert [(run / name).read_bytes() for name in ("recipe.yaml", "run.json", "metrics.jsonl")] == before
+    assert train(run, until=3).step == 3
+
+
+@pytest.mark.parametrize(("name", "said"), [("schedule.peek", "schedule.peak"), ("modle", "model"), ("", "field ''")])
+def test_a_change_of_a_field_that_does_not_exist_is_refused(tmp_path, name, said):
+    with pytest.raises(EctypeError, match=said):
+        train(tmp_path / "run", until=2, allowed=[name])
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_other_step_0_weights_are_refused_once_they_are_no_longer_read(tmp_path):
+    """The run would go on from its checkpoint, and its record would name weights that it never saw."""
+    run = tmp_path / "run"
+    train(run, until=2)
+    with pytest.raises(EctypeError, match=r"inputs\.weights: stored None, asked 'elsewhere/step0'"):
+        train(run, "inputs.weights=elsewhere/step0", until=3)
+    assert train(run, "inputs.weights=elsewhere/step0", until=3, allowed=["inputs"]).step == 3
+    assert "weights: elsewhere/step0" in (run / "recipe.yaml").read_text()
+
+
+def test_a_named_change_is_recorded_with_the_recipes_before_it(tmp_path):
+    run = tmp_path / "run"
+    train(run, until=2)
+    train(run, "schedule.peak=1e-3", until=3, allowed=["schedule"], placement=["loader.prefetch_batches=3"])
+    stored = json.loads((run / "run.json").read_text())
+    assert stored["recipe_hash"] == recipe_hash(recipe("schedule.peak=1e-3"))
+    assert stored["earlier_recipe_hashes"] == [recipe_hash(recipe())]
+    assert stored["placement"]["loader"]["prefetch_batches"] == 3
+    assert [session["from_step"] for session in stored["sessions"]] == [0, 2]
+    assert load_recipe(str(run / "recipe.yaml")).schedule.peak == 1e-3
 
 
 def test_missing_moments_are_listed(tmp_path):

@@ -192,7 +192,9 @@ def _session(job: Job, end: int, profile: ProfiledSteps | None) -> Result:
         if profile is not None:
             profile.check(start, end)
         if jax.process_index() == 0:
-            run_folder.record_session(job.run_dir, start, job.mesh.size, jax.process_count())
+            processes = jax.process_count()
+            what = (job.run_dir, job.recipe, job.placement, job.index)
+            run_folder.record_session(*what, start, job.mesh.size, processes)
         job.goodput.begin(start)
         job.goodput.add("start", start_seconds)
         job.goodput.add("restore", time.perf_counter() - began)

@@ -16,9 +16,10 @@ from ectype.data.ledger import digest_before
 from ectype.data.tokenindex import TokenIndex
 from ectype.errors import EctypeError
 from ectype.recipe.load import recipe_differences, recipe_hash, to_yaml
+from ectype.recipe.parse import field_names, nearest_key
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe
-from ectype.run.checkpoints import newest_step
+from ectype.run.checkpoints import finished_steps, newest_step
 from ectype.run.manifest import (
     Environment,
     HandOverRecord,
@@ -31,6 +32,7 @@ from ectype.run.manifest import (
 )
 from ectype.run.paths import RunFolder
 
+_STEP_0_INPUTS = ("weights", "padded_rows")
 _RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "orbax-checkpoint", "grain", "numpy")
 
 
@@ -57,6 +59,8 @@ def open_run(
 ) -> None:
     """Create the run's manifest, or check that it is of this recipe, data and perturbation.
 
+    An existing one stays as it is until `record_session`: a change that no checkpoint fits must not be left behind.
+
     Args:
         allowed: dotted recipe fields whose change the user named; `*` allows any.
         hand_over: what the run takes over; of a run that was begun, what its manifest has.
@@ -64,18 +68,16 @@ def open_run(
     Raises:
         EctypeError: the folder holds something else, with every differing field.
     """
-    run, now = RunFolder(run_dir), recipe_hash(recipe)
-    created, sessions, earlier = _now(), (), ()
+    run = RunFolder(run_dir)
+    _refuse_unknown(allowed)
     if run.manifest.is_file():
         stored = read_manifest(run_dir)
         _check_recipe(run_dir, recipe, allowed)
         if not index.continues(stored.index_fingerprint, newest_step(run_dir)):
             _check_same(run_dir, "index fingerprint", stored.index_fingerprint, index.fingerprint)
         _check_same(run_dir, "perturbation", _words(stored.perturbation), _words(perturb))
-        created, sessions, earlier = stored.created, stored.sessions, stored.earlier_recipe_hashes
-        if stored.recipe_hash not in (now, *earlier):
-            earlier = (*earlier, stored.recipe_hash)
-    elif any(not _may_precede_manifest(path) for path in run_dir.iterdir()):
+        return
+    if any(not _may_precede_manifest(path) for path in run_dir.iterdir()):
         raise EctypeError(
             f"{run_dir} holds files but no {run.manifest.name}",
             "an empty or new folder, or a run's",
@@ -83,15 +85,15 @@ def open_run(
         )
     manifest = Manifest(
         recipe=recipe.name,
-        recipe_hash=now,
-        earlier_recipe_hashes=earlier,
+        recipe_hash=recipe_hash(recipe),
+        earlier_recipe_hashes=(),
         index_fingerprint=index.fingerprint,
         perturbation=perturb,
         hand_over=hand_over,
-        created=created,
+        created=_now(),
         environment=environment(),
         placement=placement,
-        sessions=sessions,
+        sessions=(),
     )
     write_bytes_atomic(run.recipe, to_yaml(recipe).encode())
     write_manifest(run_dir, manifest)
@@ -111,7 +113,8 @@ def check_description(run_dir: Path, meta: dict[str, Any], recipe: Recipe, index
         meta: the checkpoint's description.
     """
     path, step = f"{run_dir}: checkpoint of step {meta['step']}", meta["step"]
-    known = {recipe_hash(recipe), *read_manifest(run_dir).earlier_recipe_hashes}
+    stored = read_manifest(run_dir)
+    known = {recipe_hash(recipe), stored.recipe_hash, *stored.earlier_recipe_hashes}
     if meta.get("recipe_hash") not in known:
         raise EctypeError(
             f"{path} was made under recipe {meta.get('recipe_hash')}", f"one of {sorted(known)}",
@@ -130,11 +133,27 @@ def check_description(run_dir: Path, meta: dict[str, Any], recipe: Recipe, index
         )  # fmt: skip
 
 
-def record_session(run_dir: Path, first_step: int, devices: int, processes: int) -> None:
-    """Add one start of the program to the manifest: when, from which step, on how many devices."""
-    manifest = read_manifest(run_dir)
+def record_session(
+    run_dir: Path,
+    recipe: Recipe,
+    placement: Placement,
+    index: TokenIndex,
+    first_step: int,
+    devices: int,
+    processes: int,
+) -> None:
+    """Write what a start of the program runs, and add it to the manifest: from which step, on how many devices."""
+    stored, now = read_manifest(run_dir), recipe_hash(recipe)
+    earlier = stored.earlier_recipe_hashes
+    if stored.recipe_hash not in (now, *earlier):
+        earlier = (*earlier, stored.recipe_hash)
     session = Session(started=_now(), from_step=first_step, devices=devices, processes=processes)
-    write_manifest(run_dir, manifest.model_copy(update={"sessions": (*manifest.sessions, session)}))
+    changes = {
+        "recipe": recipe.name, "recipe_hash": now, "earlier_recipe_hashes": earlier, "environment": environment(),
+        "index_fingerprint": index.fingerprint, "placement": placement, "sessions": (*stored.sessions, session),
+    }  # fmt: skip
+    write_manifest(run_dir, stored.model_copy(update=changes))
+    write_bytes_atomic(RunFolder(run_dir).recipe, to_yaml(recipe).encode())
 
 
 def environment() -> Environment:
@@ -149,8 +168,23 @@ def environment() -> Environment:
     )
 
 
+def _refuse_unknown(allowed: Sequence[str]) -> None:
+    known = field_names(Recipe)
+    for name in allowed:
+        if name != "*" and name not in known:
+            raise EctypeError(
+                f"--allow-change of unknown field {name!r}{nearest_key(Recipe, name)}",
+                "a field or section of the recipe, or *", "see `ectype recipes show NAME`",
+            )  # fmt: skip
+
+
 def _check_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> None:
-    different = recipe_differences(load_run_recipe(run_dir), recipe)
+    stored = load_run_recipe(run_dir)
+    different = recipe_differences(stored, recipe)
+    if finished_steps(run_dir):
+        # Step-0 weights are no longer read; a record of others than those that the run began from would be untrue.
+        pairs = {name: (getattr(stored.inputs, name), getattr(recipe.inputs, name)) for name in _STEP_0_INPUTS}
+        different |= {f"inputs.{name}": pair for name, pair in pairs.items() if pair[0] != pair[1]}
     unnamed = {
         key: pair
         for key, pair in different.items()
