@@ -19,6 +19,7 @@ from ectype.weights.store import Leaf
 from ectype.weights.tree import LeafPath, Tree
 
 FORMAT = 1
+_DTYPES = ("float32", "bfloat16", "float16")
 _SHOWN_DIFFERENCES = 12
 
 
@@ -56,6 +57,11 @@ def read_meta(path: Path) -> dict[str, Any]:
         raise EctypeError(
             f"{path}: checkpoint format {found!r}", f"format {FORMAT}", "read it with the Ectype that wrote it"
         )
+    if meta.get("dtype") not in _DTYPES:
+        raise DamagedCheckpointError(
+            f"{path}: weights of dtype {meta.get('dtype')!r}", f"one of {', '.join(_DTYPES)}",
+            "its description is damaged: use another checkpoint",
+        )  # fmt: skip
     return meta
 
 

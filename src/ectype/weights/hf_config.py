@@ -60,6 +60,8 @@ _YARN_KEYS = {
     "attention_factor", "truncate", "mscale", "mscale_all_dim", "partial_rotary_factor",
 }  # fmt: skip
 _WIDE, _SLIDING = "full_attention", "sliding_attention"
+_MOST = 1 << 31
+"""A larger size is a damaged file."""
 TRANSFORMERS_DEFAULT_THETA = 500_000.0
 
 
@@ -90,12 +92,13 @@ def parse_config(values: Mapping[str, Any], source: str) -> HuggingFaceConfig:
         EctypeError: naming each setting that is missing, that Ectype does not compute, or that it does not know.
     """
     family_name = values.get("model_type")
-    if family_name not in FAMILIES:
+    if not isinstance(family_name, str) or family_name not in FAMILIES:
         raise EctypeError(
             f"{source}: model_type {family_name!r}", f"one of {', '.join(FAMILIES)}", "use a decoder of these families"
         )
     family = FAMILIES[family_name]
     problems = [f"{key} is missing or no number" for key in _REQUIRED if not isinstance(values.get(key), (int, float))]
+    problems += _of_wrong_kind(values)
     for key, value in values.items():
         if key in _MUST_EQUAL and value not in _MUST_EQUAL[key]:
             problems.append(f"{key}: {value!r} (only {_MUST_EQUAL[key][0]!r} is computed)")
@@ -117,6 +120,29 @@ def parse_config(values: Mapping[str, Any], source: str) -> HuggingFaceConfig:
     }  # fmt: skip
     model = parse(Model, fields, source, expected="a usable configuration", mend="correct config.json")
     return HuggingFaceConfig(family_name, model, _declared_dtype(values), dict(values))
+
+
+def _of_wrong_kind(values: Mapping[str, Any]) -> list[str]:
+    """Settings that the code below counts with or looks into, and that are no counts, lists or mappings."""
+    counts = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    problems = [
+        f"{key}: {values[key]!r} is no count"
+        for key in counts
+        if isinstance(values.get(key), (int, float)) and not (type(values[key]) is int and 0 < values[key] <= _MOST)
+    ]
+    types = values.get("layer_types")
+    if types is not None and not (isinstance(types, list) and all(isinstance(kind, str) for kind in types)):
+        problems.append("layer_types is no list of names")
+    first = values.get("max_window_layers")
+    if first is not None and not isinstance(first, int):
+        problems.append(f"max_window_layers: {first!r} is no count")
+    nested = values.get("rope_parameters")
+    inner = {f"rope_parameters.{key}": nested.get(key) for key in (_WIDE, _SLIDING)} if isinstance(nested, dict) else {}
+    outer = {key: values.get(key) for key in ("rope_parameters", "rope_scaling")}
+    for key, setting in (outer | inner).items():
+        if setting is not None and not isinstance(setting, dict):
+            problems.append(f"{key} is no mapping")
+    return problems
 
 
 def shortest_pattern(windows: Sequence[int | None]) -> tuple[int | None, ...]:
@@ -265,12 +291,12 @@ def _rotary(
     if original is None:
         _refuse(source, ["yarn without original_max_position_embeddings"])
     truncate = wide.get("truncate")
-    yarn = Yarn(
-        factor=wide["factor"], original_length_tokens=original or 0, beta_fast=wide.get("beta_fast") or 32.0,
-        beta_slow=wide.get("beta_slow") or 1.0, attention_factor=wide.get("attention_factor"),
-        truncate=True if truncate is None else truncate,
-    )  # fmt: skip
-    return theta, yarn
+    fields = {
+        "factor": wide["factor"], "original_length_tokens": original or 0, "beta_fast": wide.get("beta_fast") or 32.0,
+        "beta_slow": wide.get("beta_slow") or 1.0, "attention_factor": wide.get("attention_factor"),
+        "truncate": True if truncate is None else truncate,
+    }  # fmt: skip
+    return theta, parse(Yarn, fields, f"{source}: yarn", expected="usable YaRN settings", mend="correct config.json")
 
 
 def _rope_scaling(yarn: Yarn | None) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ectype.artifacts import read_json, write_bytes_atomic, write_json
+from ectype.artifacts import write_bytes_atomic, write_json
 from ectype.errors import EctypeError
 from ectype.progress import Progress, silent
 from ectype.recipe.spec import Model
@@ -28,7 +28,7 @@ from ectype.weights.checkpoint import (
     read_meta,
     refuse_differences,
 )  # fmt: skip
-from ectype.weights.hf_config import build_config, family_of
+from ectype.weights.hf_config import build_config, family_of, read_config
 from ectype.weights.journal import Journal
 from ectype.weights.mapping import Place, hugging_face_tensors
 from ectype.weights.padded_rows import side_file_names
@@ -125,7 +125,7 @@ def _plan(
     refuse_differences(checkpoint, differences(expected_leaves(model, meta["dtype"]), found))
     refuse_differences(checkpoint, store.damaged_chunks(checkpoint / WEIGHTS_ITEM))
     source = meta.get("source") or {}
-    donor = read_json(like / "config.json", "folder to imitate") if like else source.get("config") or {}
+    donor = dict(read_config(like).values) if like else source.get("config") or {}
     length = max_length_tokens or donor.get("max_position_embeddings") or meta.get("sequence_length_tokens")
     if length is None:
         raise EctypeError(

@@ -6,11 +6,12 @@ The output appears by one rename at the end; until then everything lies in a hid
 import json
 import os
 import shutil
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ectype.artifacts import lock, write_bytes_atomic
+from ectype.artifacts import lock, parse_json, write_bytes_atomic
 from ectype.errors import EctypeError
 
 _NAME = "journal.jsonl"
@@ -40,7 +41,8 @@ class Journal:
         self._lock = ExitStack()
 
     def __enter__(self) -> "Journal":
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with self._named_failures():
+            self.folder.mkdir(parents=True, exist_ok=True)
         self._lock.enter_context(
             lock(
                 self.folder,
@@ -49,19 +51,41 @@ class Journal:
                 ),
             )
         )
-        self.done = self._read()
-        if not self.done:
-            for child in self.folder.iterdir():
+        with self._named_failures():
+            self.done = self._read()
+            for child in self.folder.iterdir() if not self.done else ():
                 shutil.rmtree(child) if child.is_dir() else child.unlink()
         # Written anew, so that a last line which the kill cut short does not spoil the next one.
         entries = [{"identity": self._identity}, *({"unit": u, "value": v} for u, v in self.done.items())]
         write_bytes_atomic(self.folder / _NAME, "".join(json.dumps(entry) + "\n" for entry in entries).encode())
-        self._stream = (self.folder / _NAME).open("a", encoding="utf-8")
+        with self._named_failures():
+            self._stream = (self.folder / _NAME).open("a", encoding="utf-8")
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
-        self._lock.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        """Close; what the system refused meanwhile, a write above all, becomes an error in words."""
+        try:
+            with suppress(OSError):  # A last line that a full disk does not take; that unit is copied again.
+                self._stream.close()
+        finally:
+            self._lock.close()
+        # TensorStore reports what the system refused as a ValueError.
+        if isinstance(error, OSError) or (isinstance(error, ValueError) and "os_error_code" in str(error)):
+            raise self._failed(error) from error
+
+    @contextmanager
+    def _named_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._lock.close()
+            raise self._failed(error) from None
+
+    def _failed(self, error: Exception) -> EctypeError:
+        return EctypeError(
+            f"can't write {self.output}: {error}", "a path in a writable folder, and room on its disk",
+            "check the path, its access rights and the free space, then run the same command: it goes on from there",
+        )  # fmt: skip
 
     def record(self, unit: str, value: Any) -> None:
         """Note that `unit` is on disk in full."""
@@ -81,11 +105,11 @@ class Journal:
     def _read(self) -> dict[str, Any]:
         path = self.folder / _NAME
         entries = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        for line in path.read_bytes().splitlines() if path.is_file() else []:
             try:
-                entries.append(json.loads(line))
+                entries.append(parse_json(line))
             except ValueError:
                 break
-        if not entries or entries[0].get("identity") != self._identity:
+        if not entries or entries[0] != {"identity": self._identity}:
             return {}
         return {entry["unit"]: entry["value"] for entry in entries[1:]}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ectype.errors import EctypeError
 from ectype.recipe.spec import Model
 from ectype.weights.mapping import VOCABULARY_PATHS, olmo_core_tensors
 from ectype.weights.safetensors_files import DTYPES, check_tensors, name_of_dtype, read_header
@@ -34,6 +35,8 @@ def read_padded_rows(file: Path, model: Model) -> tuple[PaddedRows, int]:
     found, names = read_header(file), side_file_names(model)
     counts = {tensor.shape[0] for tensor in found.values() if tensor.shape}
     count = min(counts, default=0)
+    if found and count == 0:
+        raise EctypeError(f"{file} holds no rows", "at least one row of embedding and head", "leave the file out")
     check_tensors(file, found, dict.fromkeys(names, (count, model.d_model)), None)
     rows = {path: found[name].read() for name, path in names.items()}
     digests = {name: hashlib.sha256(rows[path].tobytes()).hexdigest() for name, path in names.items()}

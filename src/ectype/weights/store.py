@@ -4,7 +4,6 @@ Imported weights are uncompressed Zarr arrays, one folder per leaf, one layer or
 or written alone. Orbax's own checkpoints (OCDBT, compressed) are read through the same functions.
 """
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import tensorstore
 from etils import epath
 from orbax.checkpoint import type_handlers
 
+from ectype.artifacts import parse_json
 from ectype.errors import DamagedCheckpointError, EctypeError
 from ectype.weights import tree
 from ectype.weights.tree import LeafPath
@@ -90,7 +90,13 @@ def read_chunk(array: tensorstore.TensorStore) -> tuple[int, ...]:
 
 def read_leaves(folder: Path) -> dict[LeafPath, Leaf]:
     """Shape and element type of every array in an Orbax tree folder, from the arrays' own metadata."""
-    tree_metadata = _description(folder).get("tree_metadata", {})
+    try:
+        return _leaves(folder, _description(folder).get("tree_metadata", {}))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise _unfinished(folder, error) from None
+
+
+def _leaves(folder: Path, tree_metadata: dict[str, Any]) -> dict[LeafPath, Leaf]:
     leaves = {}
     for entry in tree_metadata.values():
         if entry["value_metadata"].get("skip_deserialize"):
@@ -147,8 +153,13 @@ class _InPlace(type_handlers.NumpyHandler):
 
 def _description(folder: Path) -> dict[str, Any]:
     try:
-        return json.loads((folder / _METADATA_NAME).read_bytes())
+        found = parse_json((folder / _METADATA_NAME).read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("its description holds no mapping")
     except (OSError, ValueError) as error:
-        raise EctypeError(
-            f"{folder}: {error}", "a finished Orbax tree", "the save was cut short: use another checkpoint"
-        ) from None
+        raise _unfinished(folder, error) from None
+    return found
+
+
+def _unfinished(folder: Path, error: Exception) -> EctypeError:
+    return EctypeError(f"{folder}: {error}", "a finished Orbax tree", "the save was cut short: use another checkpoint")
