@@ -44,6 +44,17 @@ def test_what_the_run_did_not_log_is_unknown() -> None:
     assert len(found.skips_unknown) == 0
 
 
+def test_a_step_of_which_the_reference_does_not_say_whether_it_was_skipped_is_left_out() -> None:
+    run, reference = log(), log()
+    skips = np.zeros(STEPS)
+    skips[39], skips[49] = 1, math.nan
+    found = difference(replace(run, skipped=run.steps >= 40), replace(reference, skipped=skips), STEPS)
+    assert found.skipped is not None
+    assert found.skipped[0].tolist() == [step for step in range(40, 101) if step != 50]
+    assert found.skipped[1].tolist() == [40]
+    assert len(found.skips_unknown) == 0
+
+
 def test_the_gradient_norm_differs_relatively() -> None:
     reference = log()
     assert reference.grad_norm is not None

@@ -80,7 +80,14 @@ def test_an_exported_log_is_read_whatever_its_gaps_and_words(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("step,ce\n1,2\n", "no column 'loss'"), ("step,loss\n", "no rows"), ("step,loss\n1.5,2\n", "step '1.5'")],
+    [
+        ("step,ce\n1,2\n", "no column 'loss'"),
+        ("step,loss\n", "no rows"),
+        ("step,loss\n1.5,2\n", "step '1.5'"),
+        ("step,loss\n1e300,2\n", "step '1e300'"),
+        ("step,loss\n-1,2\n", "step '-1'"),
+        ("step,loss\ninf,2\n", "step 'inf'"),
+    ],
 )
 def test_a_log_that_does_not_say_what_it_should_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "log.csv").write_text(text)
@@ -89,7 +96,18 @@ def test_a_log_that_does_not_say_what_it_should_is_refused(tmp_path: Path, text:
 
 
 @pytest.mark.parametrize(
-    "entries", [[{"step": 1}], {"step": 1}, [{"step": 1, "index": [1]}, {"step": 1, "index": [2]}]]
+    "entries",
+    [
+        [{"step": 1}],
+        {"step": 1},
+        [{"step": 1, "index": [1]}, {"step": 1, "index": [2]}],
+        [{"step": 1, "index": [-1]}],
+        [{"step": 1, "index": [4294967296]}],
+        [{"step": 1, "index": [[1]]}],
+        [{"step": 1, "index": 1}],
+        3,
+        "x",
+    ],
 )
 def test_broken_batches_are_refused(tmp_path: Path, entries: Any) -> None:
     (tmp_path / "batches.json").write_text(json.dumps(entries))

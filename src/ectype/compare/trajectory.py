@@ -81,10 +81,11 @@ def difference(run: TrainingLog, reference: TrainingLog, duration_steps: int) ->
             (rates, reference.learning_rate, _relative),
         )
     )
-    skipped = None
+    skipped, skips_unknown = None, steps[:0]
     if reference.skipped is not None:
-        skipped = (steps[_flagged(skips[ours])], steps[_flagged(reference.skipped[theirs])])
-    skips_unknown = steps[:0] if reference.skipped is None else steps[np.isnan(skips[ours])]
+        told = np.isfinite(reference.skipped[theirs])
+        skipped = (steps[told & _flagged(skips[ours])], steps[told & _flagged(reference.skipped[theirs])])
+        skips_unknown = steps[told & np.isnan(skips[ours])]
     good = np.isfinite(run.loss[ours]), np.isfinite(reference.loss[theirs])
     with np.errstate(invalid="ignore"):
         loss = run.loss[ours] - reference.loss[theirs]

@@ -162,7 +162,7 @@ def read_training_log(log: Log) -> TrainingLog:
 
 def _step_number(text: str | None, path: Path) -> int:
     value = _number(text)
-    if not math.isfinite(value) or value != int(value):
+    if not 0 <= value < 1 << 53 or value != int(value):
         raise EctypeError(f"log {path}: step {text!r}", "a whole number in every row", "correct the step column")
     return int(value)
 
@@ -192,4 +192,11 @@ def read_batches(path: Path) -> dict[int, np.ndarray]:
         ) from None
     if len(batches) != len(entries):
         raise EctypeError(f"reference batches {path} names a step twice", "one entry per step", "write the file anew")
+    for step, ids in batches.items():
+        # A larger id would be compared by its low 32 bits alone.
+        if ids.ndim != 1 or ((ids < 0) | (ids >= 1 << 32)).any():
+            raise EctypeError(
+                f"reference batches {path}: step {step} has ids of no window", "one row of ids from 0 to 2^32 - 1",
+                "write the file anew",
+            )  # fmt: skip
     return batches
