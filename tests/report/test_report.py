@@ -152,6 +152,14 @@ def test_a_broken_run_says_so(tmp_path: Path, make_manifest: Callable[..., Manif
     assert "Nearest to its limit" not in _visible(undecided)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_log_without_the_gradient_norm_has_no_difference_of_it(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_bytes((run_dir / "recipe.yaml").read_bytes())
+    rows = [{"step": step, "loss": 2.0} for step in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "Largest difference of the gradient norm – relative" in _visible(render(load_records(tmp_path)))
+
+
 def _with_another_epsilon(recipe: Path) -> None:
     text = recipe.read_text()
     assert "epsilon: 1.0e-08" in text

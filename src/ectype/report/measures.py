@@ -89,7 +89,8 @@ def _training_facts(differences: Differences, overlay: Overlay) -> str:
         width = overlay.smoothing_steps
         pairs.append((f"Largest difference, mean of {width}", Html(f"{number(overlay.largest_smoothed)} nats")))
     if differences.grad_norm is not None:
-        worst = float(np.nanmax(np.abs(differences.grad_norm)))
+        sizes = np.abs(differences.grad_norm)
+        worst = None if np.isnan(sizes).any() else float(np.max(sizes, initial=0.0))
         pairs.append(("Largest difference of the gradient norm", Html(f"{number(worst)} relative")))
     if differences.skipped is not None:
         ours, theirs = ([f"{step:,}" for step in steps] for steps in differences.skipped)
