@@ -120,6 +120,12 @@ def parse_json(text: str | bytes, unique: Callable[[list[tuple[str, Any]]], Any]
         raise ValueError("nested too deeply") from None
 
 
+def sha256_of_file(path: Path) -> str:
+    """SHA-256 (hex) of the bytes of the file at `path`."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def sha256_of_json(value: Any) -> str:
     """SHA-256 (hex) of the canonical JSON of `value`: sorted keys, no spaces."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -1,5 +1,7 @@
 """Exit codes, and the two ways a verb ends early: bad input (2) and stopped but resumable (75)."""
 
+from collections.abc import Sequence
+
 EXIT_DONE = 0
 EXIT_NEGATIVE = 1
 EXIT_BAD_INPUT = 2
@@ -28,6 +30,12 @@ class EctypeError(Exception):
     def __reduce__(self) -> tuple[type["EctypeError"], tuple[str, str, str]]:
         """Made again from its three parts where it travels from a worker process; by default the text would be one."""
         return type(self), (self.found, self.expected, self.mend)
+
+
+def first_of(lines: Sequence[str], most: int = 12) -> str:
+    """The first `most` lines in one sentence, and how many more there are."""
+    more = [f"and {len(lines) - most} more"] if len(lines) > most else []
+    return "; ".join([*lines[:most], *more])
 
 
 class DamagedCheckpointError(EctypeError):

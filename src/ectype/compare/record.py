@@ -1,12 +1,11 @@
 """The record of a comparison: what `ectype compare` prints, and `verdict.json` in a run folder."""
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from ectype.artifacts import write_json
+from ectype.artifacts import sha256_of_file, write_json
 from ectype.compare.criteria import Criterion, Grounds, finite
 from ectype.compare.trajectory import Overlay
 from ectype.compare.verdict import Answer
@@ -72,12 +71,7 @@ def judged_files(run_dir: Path, landmarks: Iterable[int]) -> dict[str, str]:
     run = RunFolder(run_dir)
     ledgers = [run.process_ledger(process) for process in run.ledger_processes()]
     files = [run.metrics, *ledgers, *(run.evaluation(step) for step in landmarks)]
-    found = {}
-    for path in files:
-        if path.is_file():
-            with path.open("rb") as stream:
-                found[str(path.relative_to(run_dir))] = hashlib.file_digest(stream, "sha256").hexdigest()
-    return found
+    return {str(path.relative_to(run_dir)): sha256_of_file(path) for path in files if path.is_file()}
 
 
 def changed_since(run_dir: Path, record: VerdictRecord, recipe_hash: str) -> tuple[str, ...]:

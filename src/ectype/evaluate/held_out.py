@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from ectype.artifacts import read_json
+from ectype.artifacts import read_json, sha256_of_file
 from ectype.data.tokenfile import probe
 from ectype.errors import EctypeError
 from ectype.evaluate.token_bytes import NO_TOKEN, bytes_per_token
@@ -81,4 +81,4 @@ def _tokenizer(path: Path | None, vocab_size: int) -> tuple[np.ndarray | None, s
     if path is None:
         return None, None
     counts = bytes_per_token(read_json(path, "tokenizer"), vocab_size)
-    return counts, hashlib.sha256(path.read_bytes()).hexdigest()
+    return counts, sha256_of_file(path)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ectype import __version__
+from ectype.artifacts import sha256_of_file
 from ectype.errors import EctypeError
 from ectype.evaluate.held_out import HeldOutText, load_held_out
 from ectype.evaluate.record import Evaluation, InputHashes, Protocol, read_evaluation, write_evaluation
@@ -273,6 +274,5 @@ def weights_sha256(path: Path) -> str:
     digest = hashlib.sha256()
     for file in files:
         digest.update(str(file.relative_to(path.parent if path.is_file() else path)).encode() + b"\0")
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+        digest.update(bytes.fromhex(sha256_of_file(file)))
     return digest.hexdigest()

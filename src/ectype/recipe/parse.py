@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ectype.artifacts import read_json
-from ectype.errors import EctypeError
+from ectype.errors import EctypeError, first_of
 
 Spec = TypeVar("Spec", bound=BaseModel)
 _SHOWN_FAULTS = 6
@@ -39,8 +39,7 @@ def parse(
         return spec.model_validate(values)
     except ValidationError as error:
         lines = [_explain(spec, item) for item in error.errors()]
-        more = f"; and {len(lines) - _SHOWN_FAULTS} more" if len(lines) > _SHOWN_FAULTS else ""
-        raise EctypeError(f"{source}: " + "; ".join(lines[:_SHOWN_FAULTS]) + more, expected, mend) from None
+        raise EctypeError(f"{source}: {first_of(lines, _SHOWN_FAULTS)}", expected, mend) from None
 
 
 def read_record(path: Path, spec: type[Spec], what: str, writer: str, mend: str) -> Spec:

@@ -9,7 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from ectype.artifacts import read_json
-from ectype.errors import DamagedCheckpointError, EctypeError
+from ectype.errors import DamagedCheckpointError, EctypeError, first_of
 from ectype.model.parameters import parameter_shapes
 from ectype.recipe.parse import parse
 from ectype.recipe.spec import Model
@@ -20,7 +20,6 @@ from ectype.weights.tree import LeafPath, Tree
 
 FORMAT = 1
 _DTYPES = ("float32", "bfloat16", "float16")
-_SHOWN_DIFFERENCES = 12
 
 
 def layer_layout(model: Model) -> dict[str, Any]:
@@ -152,9 +151,8 @@ def differences(expected: Mapping[LeafPath, Leaf], found: Mapping[LeafPath, Leaf
 def refuse_differences(source: Path, lines: list[str]) -> None:
     """Raise with the first of `lines`; nothing when there is none."""
     if lines:
-        more = f"; and {len(lines) - _SHOWN_DIFFERENCES} more" if len(lines) > _SHOWN_DIFFERENCES else ""
         raise EctypeError(
-            f"{source}: " + "; ".join(lines[:_SHOWN_DIFFERENCES]) + more, "the whole tree as described, nothing else",
+            f"{source}: {first_of(lines)}", "the whole tree as described, nothing else",
             "a partial restore is never made: use a checkpoint of this very model",
         )  # fmt: skip
 

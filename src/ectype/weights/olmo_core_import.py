@@ -3,7 +3,6 @@
 Needs the extra `reference`. OLMo-core does not store the skip rule's history, so neither does the result.
 """
 
-import hashlib
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ectype.artifacts import sha256_of_json, write_json
-from ectype.errors import EctypeError
+from ectype.artifacts import sha256_of_file, sha256_of_json, write_json
+from ectype.errors import EctypeError, first_of
 from ectype.model.parameters import parameter_shapes
 from ectype.progress import Progress, silent
 from ectype.recipe.spec import Model
@@ -33,7 +32,7 @@ from ectype.weights.mapping import VOCABULARY_PATHS, olmo_core_tensors
 from ectype.weights.reference_model import versions
 from ectype.weights.safetensors_files import DTYPES
 from ectype.weights.store import Leaf
-from ectype.weights.transfer import copy_units, plan_units, require_space
+from ectype.weights.transfer import copy_units, plan_units
 from ectype.weights.tree import LeafPath
 
 _STEP_FOLDER = re.compile(r"step(\d+)")
@@ -103,7 +102,6 @@ def import_olmo_core(
     step = _step_of(place)
     with Journal(output, _identity(place, model)) as journal:
         taken_over = len(journal.done)
-        require_space(units, journal)
         digests = copy_units(units, journal, progress)
         if source.count is not None:
             _write_count(journal.folder / OPTIMIZER_ITEM, source.count)
@@ -172,9 +170,8 @@ def _refuse_differences(
         if found[name].dtype_name not in DTYPES:
             problems.append(f"{name} has dtype {found[name].dtype_name}, not {' or '.join(DTYPES)}")
     if problems:
-        more = f"; and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
         raise EctypeError(
-            f"{folder}: " + "; ".join(sorted(problems)[:_SHOWN_PROBLEMS]) + more,
+            f"{folder}: {first_of(sorted(problems))}",
             "the very tensors of the recipe's model, with Adam's state of all of them or of none",
             "name the recipe that the folder belongs to; nothing was written",
         )  # fmt: skip
@@ -208,7 +205,7 @@ def _step_of(place: Path) -> int | None:
 def _identity(place: Path, model: Model) -> str:
     """Hash of what decides the result."""
     files = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(place.glob("*.distcp"))}
-    metadata = hashlib.sha256((place / METADATA_NAME).read_bytes()).hexdigest()
+    metadata = sha256_of_file(place / METADATA_NAME)
     return sha256_of_json([metadata, files, model.model_dump(mode="json")])
 
 

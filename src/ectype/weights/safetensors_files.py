@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ectype.artifacts import parse_json
-from ectype.errors import EctypeError
+from ectype.errors import EctypeError, first_of
 
 DTYPES = {
     "F32": np.dtype(np.float32),
@@ -27,7 +27,6 @@ _ITEM_BYTES = {
     "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
 }  # fmt: skip
 _HEADER_LIMIT_BYTES = 100_000_000
-_SHOWN_PROBLEMS = 12
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
@@ -206,11 +205,8 @@ def check_tensors(
 def _refuse(source: Path, problems: Sequence[str]) -> None:
     if not problems:
         return
-    shown = list(problems[:_SHOWN_PROBLEMS])
-    if len(problems) > len(shown):
-        shown.append(f"and {len(problems) - len(shown)} more")
     raise EctypeError(
-        f"{source}: " + "; ".join(shown), "shards, index and config.json that agree tensor by tensor",
+        f"{source}: {first_of(problems)}", "shards, index and config.json that agree tensor by tensor",
         "fetch the named files again, or move strangers out of the folder; nothing was written",
     )  # fmt: skip
 
