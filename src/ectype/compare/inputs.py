@@ -61,18 +61,17 @@ def read_evaluations(
     current, stale, run = {}, [], RunFolder(run_dir)
     known = {recipe_hash(recipe)}
     if run.manifest.is_file():
-        manifest = read_manifest(run_dir)
-        known |= {manifest.recipe_hash, *manifest.earlier_recipe_hashes}
+        known |= read_manifest(run_dir).recipe_hashes
     held_out = load_held_out(reference, window_tokens(recipe), recipe.model.vocab_size)
     for step in landmarks:
         path = run.evaluation(step)
         if not path.is_file():
             continue
         evaluation, checkpoint = read_evaluation(path), run.checkpoint(step)
-        # A checkpoint that is gone can't be compared; the record then speaks for it.
-        ours = weights_sha256(checkpoint) if is_checkpoint(checkpoint) else evaluation.inputs.ours
+        ours, of_this_run = evaluation.inputs.ours, True
+        if is_checkpoint(checkpoint):  # One that is gone can't be compared; the record then speaks for it.
+            ours, of_this_run = weights_sha256(checkpoint), _is_of(checkpoint, known)
         inputs = landmark_inputs(ours, reference.landmarks[step], held_out)
-        of_this_run = not is_checkpoint(checkpoint) or _is_of(checkpoint, known)
         if of_this_run and is_current(
             evaluation, step, inputs, held_out, Settings(compute_dtype=evaluation.protocol.compute_dtype)
         ):

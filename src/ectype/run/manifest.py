@@ -82,6 +82,11 @@ class Manifest(Section):
     placement: Placement
     sessions: tuple[Session, ...]
 
+    @property
+    def recipe_hashes(self) -> frozenset[str]:
+        """Every recipe that the run was under."""
+        return frozenset((self.recipe_hash, *self.earlier_recipe_hashes))
+
 
 def load_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe that a run folder stores, with `section.key=value` overrides applied.
@@ -95,7 +100,7 @@ def load_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
     if run.manifest.is_file():
         stored, found = read_manifest(run_dir), recipe_hash(recipe)
         # An earlier one stands there where a crash came between the two files.
-        if found not in (stored.recipe_hash, *stored.earlier_recipe_hashes):
+        if found not in stored.recipe_hashes:
             raise EctypeError(
                 f"{run.recipe} has the hash {found}: it was changed since the run",
                 f"{stored.recipe_hash}, as {run.manifest.name} has",

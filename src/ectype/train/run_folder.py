@@ -113,8 +113,7 @@ def check_description(run_dir: Path, meta: dict[str, Any], recipe: Recipe, index
         meta: the checkpoint's description.
     """
     path, step = f"{run_dir}: checkpoint of step {meta['step']}", meta["step"]
-    stored = read_manifest(run_dir)
-    known = {recipe_hash(recipe), stored.recipe_hash, *stored.earlier_recipe_hashes}
+    known = {recipe_hash(recipe)} | read_manifest(run_dir).recipe_hashes
     if meta.get("recipe_hash") not in known:
         raise EctypeError(
             f"{path} was made under recipe {meta.get('recipe_hash')}", f"one of {sorted(known)}",
