@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -181,9 +180,7 @@ class _Unit:
 
 def _copy(plan: _Plan, journal: Journal, progress: Progress) -> None:
     total, copied = sum(place.size_bytes for place in plan.places.values()), 0
-    written = sum(file.stat().st_size for file in journal.folder.iterdir())
-    if shutil.disk_usage(journal.folder).free < total - written:
-        raise EctypeError(f"{journal.output.parent} is too full", f"{total - written:,} bytes free", "make room")
+    journal.require_space(total)
     with ExitStack() as stack:
         files = {name: stack.enter_context(_open_shard(journal.folder / name)) for name in plan.headers}
         hasher, writer, syncer = (stack.enter_context(ThreadPoolExecutor(1)) for _ in range(3))
@@ -211,7 +208,7 @@ def _copy(plan: _Plan, journal: Journal, progress: Progress) -> None:
             # Only what is on disk counts as done; it is synced while the next units are read and written.
             touched = {files[plan.places[name].file_name].fileno() for name in unit.tensors}
             pipeline.add([syncer.submit(_sync, touched, writes)])
-            pipeline.then(partial(_record, journal, unit.name, hashes))
+            pipeline.then(partial(journal.record, unit.name, hashes))
         pipeline.finish()
 
 
@@ -226,10 +223,6 @@ def _sync(handles: set[int], writes: list[Future[None]]) -> None:
 def _open_shard(path: Path) -> Any:
     """Open for writing at any place, keeping what an interrupted run wrote."""
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
-
-
-def _record(journal: Journal, unit: str, hashes: dict[str, Any]) -> None:
-    journal.record(unit, {name: digest.hexdigest() for name, digest in hashes.items()})
 
 
 def _units(plan: _Plan) -> Iterator[tuple[Any, _Unit]]:

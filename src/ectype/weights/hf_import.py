@@ -13,7 +13,7 @@ from ectype.weights import store
 from ectype.weights.checkpoint import describe
 from ectype.weights.hf_source import HuggingFaceSource, open_source
 from ectype.weights.journal import Journal
-from ectype.weights.transfer import copy_units, plan_units, require_space
+from ectype.weights.transfer import copy_units, plan_units
 
 
 def import_weights(
@@ -39,7 +39,6 @@ def import_weights(
     units = plan_units(WEIGHTS_ITEM, source.leaves, source.parts)
     with Journal(output, source.identity()) as journal:
         taken_over = len(journal.done)
-        require_space(units, journal)
         digests = copy_units(units, journal, progress)
         store.describe_to_orbax(journal.folder / WEIGHTS_ITEM, source.leaves)
         write_json(description_file(journal.folder), _meta(source, digests))

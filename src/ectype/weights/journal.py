@@ -6,7 +6,7 @@ The output appears by one rename at the end; until then everything lies in a hid
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ class Journal:
 
     Attributes:
         folder: where to write until the rename.
-        done: unit name -> what was recorded for it, from an earlier, interrupted run with the same identity.
+        done: unit name -> SHA-256 of its tensors by name, from an earlier, interrupted run with the same identity.
     """
 
     def __init__(self, output: Path, identity: str) -> None:
@@ -36,7 +36,7 @@ class Journal:
             raise EctypeError(f"{output} exists", "a path that is free", "name another one, or remove it first")
         self.output = output.absolute()
         self.folder = self.output.with_name(f".{output.name}.ectype-partial")
-        self.done: dict[str, Any] = {}
+        self.done: dict[str, dict[str, str]] = {}
         self._identity = identity
         self._lock = ExitStack()
 
@@ -87,10 +87,20 @@ class Journal:
             "check the path, its access rights and the free space, then run the same command: it goes on from there",
         )  # fmt: skip
 
-    def record(self, unit: str, value: Any) -> None:
-        """Note that `unit` is on disk in full."""
-        self.done[unit] = value
-        self._stream.write(json.dumps({"unit": unit, "value": value}) + "\n")
+    def require_space(self, total_bytes: int) -> None:
+        """Refuse a disk without room for what is still to be written of `total_bytes`."""
+        written = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        free = shutil.disk_usage(self.folder).free
+        if free < total_bytes - written:
+            raise EctypeError(
+                f"{self.output.parent} has {free:,} bytes free",
+                f"{total_bytes - written:,} bytes for {self.output.name}", "make room",
+            )  # fmt: skip
+
+    def record(self, unit: str, hashes: Mapping[str, Any]) -> None:
+        """Note that `unit` is on disk in full, and what its tensors hash to: by name, as `hashlib` objects."""
+        self.done[unit] = {name: digest.hexdigest() for name, digest in hashes.items()}
+        self._stream.write(json.dumps({"unit": unit, "value": self.done[unit]}) + "\n")
         self._stream.flush()
         os.fsync(self._stream.fileno())
 

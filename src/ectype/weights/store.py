@@ -34,6 +34,10 @@ class Leaf:
     shape: tuple[int, ...]
     dtype: np.dtype
 
+    @property
+    def size_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
 
 def chunk_shape(leaf: Leaf, stacked: bool) -> tuple[int, ...]:
     """Chunk of a leaf: all of a small one; of a large one, a power-of-two share of one layer's rows.

@@ -1,7 +1,6 @@
 """Named tensors of a source to the arrays of a checkpoint: memory holds a few chunks, and a kill loses little."""
 
 import hashlib
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ectype.errors import EctypeError
 from ectype.progress import Progress
 from ectype.weights import store, tree
 from ectype.weights.journal import Journal
@@ -77,21 +75,14 @@ def plan_units(
     return units
 
 
-def require_space(units: Sequence[Unit], journal: Journal) -> None:
-    """Refuse a disk without room for what is still to be written."""
-    leaves = {(unit.item, unit.path): unit.leaf for unit in units}
-    total = sum(int(np.prod(leaf.shape, dtype=np.int64)) * leaf.dtype.itemsize for leaf in leaves.values())
-    written = sum(path.stat().st_size for path in journal.folder.rglob("*") if path.is_file())
-    free = shutil.disk_usage(journal.folder).free
-    if free < total - written:
-        raise EctypeError(
-            f"{journal.output.parent} has {free:,} bytes free", f"{total - written:,} bytes for the checkpoint",
-            "make room",
-        )  # fmt: skip
-
-
 def copy_units(units: Sequence[Unit], journal: Journal, progress: Progress) -> dict[str, str]:
-    """Write every unit that the journal does not hold yet; SHA-256 of each tensor's stored bytes by name."""
+    """Write every unit that the journal does not hold yet; SHA-256 of each tensor's stored bytes by name.
+
+    Raises:
+        EctypeError: the disk has no room for them.
+    """
+    leaves = {(unit.item, unit.path): unit.leaf for unit in units}
+    journal.require_space(sum(leaf.size_bytes for leaf in leaves.values()))
     total, copied = sum(unit.size_bytes for unit in units), 0
     with ThreadPoolExecutor(1) as hasher, ThreadPoolExecutor(1) as recorder:
         pipeline, recorded = Pipeline(_IN_FLIGHT), []
@@ -114,12 +105,10 @@ def copy_units(units: Sequence[Unit], journal: Journal, progress: Progress) -> d
     return {name: digest for unit in units for name, digest in journal.done[unit.name].items()}
 
 
-def _record_behind(recorder: ThreadPoolExecutor, recorded: list[Any], *arguments: Any) -> None:
-    recorded.append(recorder.submit(_record, *arguments))
-
-
-def _record(journal: Journal, unit: str, hashes: dict[str, Any]) -> None:
-    journal.record(unit, {name: digest.hexdigest() for name, digest in hashes.items()})
+def _record_behind(
+    recorder: ThreadPoolExecutor, recorded: list[Any], journal: Journal, unit: str, hashes: dict[str, Any]
+) -> None:
+    recorded.append(recorder.submit(journal.record, unit, hashes))
 
 
 def _pieces(folder: Path, unit: Unit) -> Iterator[tuple[Any, np.ndarray, list[Any]]]:
