@@ -17,7 +17,7 @@ demo: .venv/installed ## Reproduce the bundled run and print the verdict
 	.venv/bin/ectype demo --out $(OUT)
 
 test: .venv-test/installed ## The whole test suite
-	.venv-test/bin/python -m pytest -n 2 $(PYTEST_ARGS)
+	.venv-test/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: .venv-test/installed ## Lint, format, types, import direction, house rules
 	.venv-test/bin/ruff check .

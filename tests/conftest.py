@@ -1,6 +1,8 @@
 """Fixtures that every test folder shares."""
 
+import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,20 @@ from ectype.weights.hf_import import import_weights
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
+# Programs that several tests compile, in this process, the other worker or a command of its own, are compiled once.
+# The worker processes inherit the folder from the one that collects.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="ectype-tests-programs-"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+
 # Meshes of up to eight devices are tested in this process; a mesh takes the first ones.
 jax.config.update("jax_num_cpu_devices", 8)
 # Half the compile time. Long runs, where speed matters more, are tested through the command line in their own process.
 jax.config.update("jax_disable_most_optimizations", True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files, those that train, first: the two workers take whole files and then end together."""
+    items.sort(key=lambda item: "train" not in item.path.parts)
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,8 @@ from ectype.evaluate.runner import Settings, evaluate_run
 from ectype.recipe.load import load_recipe, to_yaml
 from ectype.recipe.placement import Placement
 from ectype.recipe.reference import Reference
-from ectype.run.manifest import Manifest, Perturbation, write_manifest
+from ectype.recipe.spec import HandOver
+from ectype.run.manifest import HandOverRecord, Manifest, Perturbation, write_manifest
 from ectype.run.metrics import read_metrics
 from ectype.run.paths import RunFolder
 
@@ -35,6 +36,14 @@ def add_twins(run: Path, copy: Copy, count: int, make_manifest: Callable[..., Ma
     for number in range(1, count + 1):
         twin = copy(f"{run.name}/twins/{number}")
         write_manifest(twin, make_manifest(perturbation=Perturbation(scale=1e-6, seed=number)))
+
+
+def taken_over(step: int) -> HandOverRecord:
+    """What an extension's manifest says that goes on from `step`."""
+    return HandOverRecord(
+        given="source", source="source/checkpoints", source_step=step, source_recipe_hash="a", source_ledger_digest="b",
+        switches=HandOver(schedule="keep", data_position="keep"), changed={}, first_step=step, schedule_offset_steps=0,
+    )  # fmt: skip
 
 
 def judged(run: Path, reference: Reference, count: int = 0) -> dict[str, Any]:
@@ -194,6 +203,7 @@ def test_a_twin_of_another_recipe_is_refused_and_a_short_one_is_not_finished(
         ({"perturbation": Perturbation(scale=1e-2, seed=2)}, "changed by 0.01 with seed 2"),
         ({"perturbation": Perturbation(scale=1e-6, seed=1)}, "changed by 1e-06 with seed 1"),
         ({"index_fingerprint": "f" * 64}, "read the index ffffffffffffffff"),
+        ({"hand_over": taken_over(80)}, "took over other state"),
     ],
 )
 def test_what_is_no_twin_of_the_run_is_no_noise(
@@ -233,6 +243,21 @@ def test_a_recipe_that_leaves_out_the_last_landmark_gets_no_verdict_on_the_run(
     assert record["verdict"] == "not enough evidence"
     assert record["landmarks"]["missing"] == [640]
     assert "no held-out evidence at landmark 640" in record["reason"]
+
+
+def test_a_stage_that_counts_on_is_compared_from_its_first_step(
+    copy: Copy, reference: Reference, make_manifest: Callable[..., Manifest]
+) -> None:
+    """The reference holds the whole run, steps 1 to 640 and landmark 0; the stage has those after 80 alone."""
+    run = copy()
+    write_manifest(run, make_manifest(hand_over=taken_over(80)))
+    lines = RunFolder(run).metrics.read_text().splitlines()
+    RunFolder(run).metrics.write_text("\n".join(lines[80:]) + "\n")
+    record = judged(run, reference)
+    assert record["verdict"] == "same model"
+    assert (record["landmarks"]["due"], record["overlay"]["steps_compared"]) == ([640], 560)
+    write_manifest(run, make_manifest(hand_over=taken_over(79)))
+    assert judged(run, reference)["verdict"] == "not enough evidence"
 
 
 def command(*arguments: Any) -> Result:
@@ -301,6 +326,39 @@ def test_missing_twins_are_trained_where_the_run_was(
     assert command("compare", run, *given).exit_code == 0
     assert command("compare", run, *given, "--twins", 4).exit_code == 0
     assert [change.seed for *_, change in asked] == [1, 2, 3, 4]
+
+
+def test_no_twin_is_trained_for_a_run_that_was_never_evaluated(
+    copy: Copy, reference_folder: Path, monkeypatch: pytest.MonkeyPatch, make_manifest: Callable[..., Manifest]
+) -> None:
+    run = copy(evaluated=False)
+    write_manifest(run, make_manifest())
+    monkeypatch.setattr("ectype.train.loop.train_run", lambda *_, **__: pytest.fail("a twin was trained"))
+    for twins in ((), ("--twins", 2)):
+        done = command("compare", run, "--reference", reference_folder, *twins)
+        assert done.exit_code == 2
+        assert "no evaluation of a landmark" in done.stderr
+        assert "ectype evaluate" in done.stderr
+    assert not RunFolder(run).verdict.exists()
+
+
+def test_twins_of_a_stage_begin_from_the_checkpoint_that_it_took_over(
+    copy: Copy, reference_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    make_manifest: Callable[..., Manifest],
+) -> None:  # fmt: skip
+    run, given = copy(), ("--reference", reference_folder)
+    write_manifest(run, make_manifest(hand_over=taken_over(0)))
+    assert command("evaluate", run, *given).exit_code == 0
+    sources = []
+
+    def train_run(recipe: Any, placement: Any, run_dir: Path, *, perturb: Perturbation, **_: Any) -> None:
+        sources.append(recipe.inputs.source)
+        twin = copy(str(run_dir.relative_to(tmp_path)))
+        write_manifest(twin, make_manifest(perturbation=perturb, hand_over=taken_over(0)))
+
+    monkeypatch.setattr("ectype.train.loop.train_run", train_run)
+    assert command("compare", run, *given, "--twins", 1).exit_code == 0
+    assert [Path(source).parts[-2:] for source in sources] == [("source", "checkpoints")]
 
 
 def test_long_runs_are_not_trained_again_unasked(

@@ -30,6 +30,19 @@ def test_logs_are_aligned_by_step() -> None:
     assert [steps.tolist() for steps in found.skipped] == [[40], [40]]
 
 
+def test_of_a_stage_that_counts_on_only_its_own_steps_are_asked_for() -> None:
+    """An extension's log begins behind step 0; the reference's may hold the whole run, or the extension alone."""
+    whole, own = log(), log(shift=0.5)
+    cut = {name: getattr(own, name)[60:] for name in ("steps", "loss", "grad_norm", "skipped")}
+    run = replace(own, **cut)
+    for reference in (whole, replace(whole, **{name: getattr(whole, name)[60:] for name in cut})):
+        found = difference(run, reference, STEPS, 60)
+        assert (found.steps.tolist(), found.absent) == (list(range(61, 101)), 0)
+        assert found.skipped is not None
+        assert [steps.tolist() for steps in found.skipped] == [[], []]
+    assert difference(run, whole, STEPS, 50).absent == 10
+
+
 def test_what_the_run_did_not_log_is_unknown() -> None:
     full = replace(log(), z_loss=np.ones(STEPS), learning_rate=np.ones(STEPS))
     bare = replace(full, z_loss=None, grad_norm=None, learning_rate=None, skipped=None)

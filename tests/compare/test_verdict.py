@@ -284,6 +284,17 @@ def test_data_order_is_exact() -> None:
     assert data_identity({k: v for k, v in BATCHES.items() if k < 90}, BATCHES, 80).outcome == Outcome.HOLDS
 
 
+def test_a_stage_is_judged_by_its_own_batches_and_by_a_landmark_behind_its_first_step() -> None:
+    own = {step: ids for step, ids in BATCHES.items() if step > 50}
+    assert data_identity(own, BATCHES, STEPS, 50).outcome == Outcome.HOLDS
+    assert data_identity(own, BATCHES, STEPS, 49).outcome == Outcome.UNCLEAR
+    taken_over = {50: evaluation(50)}
+    criteria = held_out_criteria(taken_over, CALM)
+    assert decide(criteria, [50]).answer == SAME
+    assert decide(criteria, [50], 50).answer == UNDECIDED
+    assert "landmark after step 50" in decide(criteria, [50], 50).reason
+
+
 def scaled(floors: Floors, factor: float) -> Floors:
     def larger(number: SourcedNumber) -> SourcedNumber:
         return number.model_copy(update={"value": number.value * factor})
