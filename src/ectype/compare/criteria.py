@@ -51,7 +51,8 @@ class Grounds:
         noise: what twins showed; None when there are none.
         noise_is_of_this_run: the twins are this run's own, not those of an earlier run of the same recipe.
         horizon_step: first step that can't be compared one by one; None when all can, or nobody knows.
-        duration_steps: planned length of the run.
+        first_step: that a stage counts on from; 0 for a run from the beginning.
+        duration_steps: planned length of the run, `first_step` included.
         resamples: bootstrap draws.
     """
 
@@ -62,6 +63,12 @@ class Grounds:
     horizon_step: int | None
     duration_steps: int
     resamples: int
+    first_step: int = 0
+
+    @property
+    def run_steps(self) -> int:
+        """Steps that are the run's own."""
+        return self.duration_steps - self.first_step
 
     def floor(self, name: str) -> SourcedNumber | None:
         """The floor of a measure, where floors apply."""

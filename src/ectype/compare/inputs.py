@@ -8,14 +8,22 @@ import numpy as np
 
 from ectype.data.digest import batch_digest
 from ectype.data.ledger import ledger_processes, spans_of
+from ectype.errors import EctypeError
 from ectype.evaluate.held_out import load_held_out
 from ectype.evaluate.record import Evaluation, read_evaluation
-from ectype.evaluate.runner import Settings, is_current, landmark_inputs, weights_sha256, window_tokens
+from ectype.evaluate.runner import (
+    Settings,
+    find_landmarks,
+    is_current,
+    landmark_inputs,
+    weights_sha256,
+    window_tokens,
+)
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import Reference, read_batches
 from ectype.recipe.spec import Recipe
 from ectype.run.checkpoints import is_checkpoint
-from ectype.run.manifest import read_manifest
+from ectype.run.manifest import first_step, read_manifest
 from ectype.run.paths import RunFolder
 from ectype.weights.checkpoint import read_meta
 
@@ -40,6 +48,16 @@ def reference_digests(reference: Reference) -> dict[int, np.ndarray]:
     return {step: batch_digest(step - 1, np.arange(len(ids)), ids.astype(np.uint32)) for step, ids in batches.items()}
 
 
+def due_landmarks(run_dir: Path, recipe: Recipe, reference: Reference) -> tuple[int, ...]:
+    """Those that the recipe shares with the reference, and the reference's last one within the run in any case.
+
+    A recipe names landmarks freely; one that leaves out the end must not win a verdict about the whole run.
+    """
+    first, due = first_step(run_dir), find_landmarks(run_dir, recipe, reference).due
+    within = sorted(step for step in reference.landmarks if first <= step <= recipe.duration_steps)
+    return tuple(sorted({*due, *within[-1:]}))
+
+
 def _is_of(checkpoint: Path, recipe_hashes: set[str]) -> bool:
     """Whether a run under one of these recipes made the checkpoint; what no run made, as an import, does not say."""
     found = read_meta(checkpoint).get("recipe_hash")
@@ -52,6 +70,23 @@ class StoredEvaluations:
 
     current: Mapping[int, Evaluation]
     stale: tuple[int, ...]
+
+
+def require_evaluation(run_dir: Path, recipe: Recipe, reference: Reference) -> None:
+    """Refuse a run without held-out evidence, before anything is spent on comparing it.
+
+    Raises:
+        EctypeError: no landmark that is due has an evaluation that counts.
+    """
+    due = due_landmarks(run_dir, recipe, reference)
+    found = read_evaluations(run_dir, recipe, reference, due)
+    if not found.current:
+        stale = f"; those of {', '.join(map(str, found.stale))} are of other inputs" if found.stale else ""
+        raise EctypeError(
+            f"{run_dir} has no evaluation of a landmark{stale}",
+            f"at least one of {', '.join(map(str, due)) or 'the reference, within the run'}, before twins are trained",
+            "run `ectype evaluate RUN` first; --no-twins compares without held-out evidence",
+        )  # fmt: skip
 
 
 def read_evaluations(

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ectype.compare.inputs import require_evaluation
 from ectype.compare.twins import (
     MeasuredNoise,
     finished_twins,
@@ -11,6 +12,7 @@ from ectype.compare.twins import (
     twins_noise,
 )
 from ectype.progress import Progress, silent
+from ectype.recipe.load import with_inputs
 from ectype.recipe.reference import Reference
 from ectype.recipe.spec import Recipe
 from ectype.run.manifest import load_run_recipe, read_manifest
@@ -34,7 +36,8 @@ def ensure_noise(
         train: False trains none.
 
     Raises:
-        EctypeError: a twin can't be trained or evaluated, or belongs to another recipe.
+        EctypeError: a twin can't be trained or evaluated, or belongs to another recipe; or one was to be trained for a
+            run that was never evaluated.
     """
     recipe = load_run_recipe(run_dir)
     finished = finished_twins(run_dir, recipe)
@@ -44,9 +47,11 @@ def ensure_noise(
         if known is not None:
             return known
         wanted = DEFAULT_TWINS if seconds_of(run_dir) * DEFAULT_TWINS < LONGEST_UNASKED_SECONDS else 0
-    for seed in range(1, wanted + 1):
-        if seed not in finished:
-            _train_twin(run_dir, recipe, seed, progress)
+    untrained = [seed for seed in range(1, wanted + 1) if seed not in finished]
+    if untrained:
+        require_evaluation(run_dir, recipe, reference)
+    for seed in untrained:
+        _train_twin(run_dir, recipe, seed, progress)
     twins = finished_twins(run_dir, recipe)
     if twins:
         return twins_noise(run_dir, reference, twins, progress)
@@ -54,6 +59,9 @@ def ensure_noise(
 
 
 def _train_twin(run_dir: Path, recipe: Recipe, seed: int, progress: Progress) -> None:
-    """Train one twin where the run was trained, or go on with one that was stopped."""
-    placement, twin = read_manifest(run_dir).placement, RunFolder(run_dir).twin(seed)
-    loop.train_run(recipe, placement, twin.path, perturb=twin_perturbation(seed), progress=progress)
+    """Train one twin where the run was trained, from what it began from, or go on with one that was stopped."""
+    manifest, twin = read_manifest(run_dir), RunFolder(run_dir).twin(seed)
+    if manifest.hand_over is not None:
+        # The source may have been trained further since: the very checkpoint, not the newest one.
+        recipe = with_inputs(recipe, source=manifest.hand_over.source)
+    loop.train_run(recipe, manifest.placement, twin.path, perturb=twin_perturbation(seed), progress=progress)

@@ -95,13 +95,14 @@ def horizon_record(grounds: Grounds, noise_source: str) -> Horizon:
         text = "not at all, as the run or the reference is not float32: only statistics are compared"
     elif grounds.horizon_step is None:
         text = (
-            f"the whole run: {noise.twins} twins, changed by {noise.perturbation:g} at step 0, stay within "
-            f"{floor.value:g} {floor.unit} of it at every step"
+            f"the whole run: {noise.twins} twins, changed by {noise.perturbation:g} at step {grounds.first_step}, stay "
+            f"within {floor.value:g} {floor.unit} of it at every step"
         )
     else:
         text = (
-            f"before step {grounds.horizon_step}: from there on twins changed by {noise.perturbation:g} at step 0 "
-            f"differ by more than {floor.value:g} {floor.unit}, so later steps are compared by statistics"
+            f"before step {grounds.horizon_step}: from there on twins changed by {noise.perturbation:g} at step "
+            f"{grounds.first_step} differ by more than {floor.value:g} {floor.unit}, so later steps are compared by "
+            "statistics"
         )
     return Horizon(
         first_step_beyond=grounds.horizon_step,

@@ -10,7 +10,7 @@ import numpy as np
 
 from ectype.compare.criteria import Criterion, Grounds
 from ectype.compare.held_out_criteria import LOSS, held_out_criteria
-from ectype.compare.inputs import consumed_digests, read_evaluations, reference_digests
+from ectype.compare.inputs import consumed_digests, due_landmarks, read_evaluations, reference_digests
 from ectype.compare.record import (
     LandmarkSteps,
     ReferenceNames,
@@ -26,11 +26,10 @@ from ectype.compare.trajectory_criteria import data_identity, smoothed_tolerance
 from ectype.compare.twins import MeasuredNoise
 from ectype.compare.verdict import Verdict, decide
 from ectype.evaluate.record import Evaluation
-from ectype.evaluate.runner import find_landmarks
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import Log, Reference, read_training_log
 from ectype.recipe.spec import Recipe
-from ectype.run.manifest import load_run_recipe
+from ectype.run.manifest import first_step, load_run_recipe
 from ectype.run.metrics import read_metrics
 
 
@@ -46,9 +45,9 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
         The verdict, and the record that was written.
     """
     recipe = load_run_recipe(run_dir)
-    due = _due_landmarks(run_dir, recipe, reference)
+    due = due_landmarks(run_dir, recipe, reference)
     evaluations = read_evaluations(run_dir, recipe, reference, due)
-    grounds = _grounds(recipe, reference, noise, evaluations.current)
+    grounds = _grounds(recipe, reference, noise, evaluations.current, first_step(run_dir))
     criteria, over = held_out_criteria(evaluations.current, grounds), None
     if reference.log is not None:
         last = [criterion.measured for criterion in criteria if criterion.name == LOSS][-1:]
@@ -56,8 +55,9 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
         criteria += found
     if reference.batches is not None:
         consumed = consumed_digests(run_dir, recipe.data.global_batch_windows)
-        criteria.append(data_identity(consumed, reference_digests(reference), recipe.duration_steps))
-    verdict = decide(criteria, due)
+        wanted = reference_digests(reference)
+        criteria.append(data_identity(consumed, wanted, recipe.duration_steps, grounds.first_step))
+    verdict = decide(criteria, due, grounds.first_step)
     record = VerdictRecord(
         verdict=verdict.answer,
         reason=verdict.reason,
@@ -80,29 +80,21 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
     return verdict, record
 
 
-def _due_landmarks(run_dir: Path, recipe: Recipe, reference: Reference) -> tuple[int, ...]:
-    """Those that the recipe shares with the reference, and the reference's last one within the run in any case.
-
-    A recipe names landmarks freely; one that leaves out the end must not win a verdict about the whole run.
-    """
-    last = max((step for step in reference.landmarks if step <= recipe.duration_steps), default=0)
-    return tuple(sorted({*find_landmarks(run_dir, recipe, reference).due, last} & reference.landmarks.keys()))
-
-
 def _judge_log(
     run_dir: Path, log: Log, grounds: Grounds, held_out_difference: float | None
 ) -> tuple[list[Criterion], Overlay | None]:
     """The criteria of the training log, and its overlay."""
-    differences = difference(read_metrics(run_dir), read_training_log(log), grounds.duration_steps)
+    ours, theirs = read_metrics(run_dir), read_training_log(log)
+    differences = difference(ours, theirs, grounds.duration_steps, grounds.first_step)
     tolerance = smoothed_tolerance(differences, grounds)
     floor = grounds.floors.floors["step_loss"].value
     smoothed = floor if tolerance is None else tolerance.within
-    over = overlay(differences, grounds.duration_steps, floor, smoothed, held_out_difference)
+    over = overlay(differences, grounds.run_steps, floor, smoothed, held_out_difference)
     return trajectory_criteria(differences, grounds), over
 
 
 def _grounds(
-    recipe: Recipe, reference: Reference, noise: MeasuredNoise, evaluations: Mapping[int, Evaluation]
+    recipe: Recipe, reference: Reference, noise: MeasuredNoise, evaluations: Mapping[int, Evaluation], first: int
 ) -> Grounds:
     numerics = recipe.numerics.model_dump()
     dtypes = {*numerics.values(), reference.dtype, *(e.protocol.compute_dtype for e in evaluations.values())}
@@ -119,6 +111,7 @@ def _grounds(
         noise=noise.record,
         noise_is_of_this_run=noise.is_of_this_run,
         horizon_step=step,
+        first_step=first,
         duration_steps=recipe.duration_steps,
         resamples=recipe.evaluation.bootstrap_samples,
     )

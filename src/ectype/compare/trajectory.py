@@ -62,10 +62,15 @@ class Overlay:
     warning: str | None
 
 
-def difference(run: TrainingLog, reference: TrainingLog, duration_steps: int) -> Differences:
-    """Align two logs by step and subtract. Steps beyond `duration_steps` are left out."""
-    planned = reference.steps[reference.steps <= duration_steps]
-    steps, ours, theirs = np.intersect1d(run.steps, planned, assume_unique=True, return_indices=True)
+def difference(run: TrainingLog, reference: TrainingLog, duration_steps: int, first_step: int = 0) -> Differences:
+    """Align two logs by step and subtract. Steps up to `first_step` and beyond `duration_steps` are left out.
+
+    Args:
+        first_step: that a stage counts on from; the updates before it are another run's.
+    """
+    planned = np.flatnonzero((reference.steps > first_step) & (reference.steps <= duration_steps))
+    steps, ours, places = np.intersect1d(run.steps, reference.steps[planned], assume_unique=True, return_indices=True)
+    theirs = planned[places]
     # What the reference logged and the run did not is unknown: NaN, which never holds.
     unknown = np.full(len(run.steps), math.nan)
     norms, penalties, rates, skips = (
@@ -113,9 +118,9 @@ def _where_logged(
     return Series(steps[logged], subtract(ours[logged], theirs[logged])) if logged.any() else None
 
 
-def smoothing_steps(duration_steps: int) -> int:
-    """Width of the trailing mean: a thirty-second of the run, between 10 and 1,000 steps."""
-    return min(1000, max(10, duration_steps // 32))
+def smoothing_steps(run_steps: int) -> int:
+    """Width of the trailing mean: a thirty-second of the run's own steps, between 10 and 1,000 of them."""
+    return min(1000, max(10, run_steps // 32))
 
 
 def smooth(values_S: np.ndarray, width: int) -> np.ndarray:
@@ -137,7 +142,7 @@ def horizon(steps_S: np.ndarray, twin_differences: Sequence[np.ndarray], floor: 
 
 def overlay(
     differences: Differences,
-    duration_steps: int,
+    run_steps: int,
     raw_threshold: float,
     smoothed_threshold: float | None,
     held_out_difference: float | None,
@@ -146,14 +151,14 @@ def overlay(
 
     Args:
         differences: from `difference`.
-        duration_steps: planned length, which sets the smoothing.
+        run_steps: the run's own steps as planned, which set the smoothing.
         raw_threshold: a step whose loss differs by more has departed, nats.
         smoothed_threshold: the same for the trailing mean; None when no noise is known to set it.
         held_out_difference: run less reference at the last landmark, nats; it decides what a low loss means.
     """
     if len(differences.steps) == 0:
         return None
-    width = smoothing_steps(duration_steps)
+    width = smoothing_steps(run_steps)
     smoothed = smooth(differences.loss, width)
     sizes = np.where(np.isnan(differences.loss), np.inf, np.abs(differences.loss))
     worst = int(np.argmax(sizes))

@@ -43,7 +43,10 @@ def trajectory_criteria(differences: Differences, grounds: Grounds) -> list[Crit
 
 
 def data_identity(
-    run_batches: Mapping[int, np.ndarray] | None, reference_batches: Mapping[int, np.ndarray], duration_steps: int
+    run_batches: Mapping[int, np.ndarray] | None,
+    reference_batches: Mapping[int, np.ndarray],
+    duration_steps: int,
+    first_step: int = 0,
 ) -> Criterion:
     """Whether each of the run's global batches held the reference's window ids, in order.
 
@@ -51,9 +54,10 @@ def data_identity(
         run_batches: step -> window ids that the run consumed, or their digest; None when it kept no record.
         reference_batches: step -> the same of the reference.
         duration_steps: planned length; later batches of the reference are left out.
+        first_step: that a stage counts on from; earlier ones are left out too.
     """
     tolerance = Tolerance(0.0, 0.0, "exact: the order is a function of the recipe")
-    wanted = {step: ids for step, ids in reference_batches.items() if step <= duration_steps}
+    wanted = {step: ids for step, ids in reference_batches.items() if first_step < step <= duration_steps}
     found = run_batches or {}
     absent = [step for step in wanted if step not in found]
     differing = sorted(step for step in wanted if step in found and not np.array_equal(wanted[step], found[step]))
@@ -68,7 +72,7 @@ def data_identity(
 
 def smoothed_tolerance(differences: Differences, grounds: Grounds) -> Tolerance | None:
     """Tolerance on the largest smoothed loss difference beyond the horizon; None when nothing lies beyond it."""
-    width = smoothing_steps(grounds.duration_steps)
+    width = smoothing_steps(grounds.run_steps)
     beyond = ~_before_horizon(differences.steps, grounds)
     if grounds.noise is None or beyond.sum() < width:
         return None
@@ -150,7 +154,7 @@ def _beyond_horizon(differences: Differences, beyond: np.ndarray, grounds: Groun
     member, levels = grounds.noise_is_of_this_run, grounds.levels(1)
     tolerance = smoothed_tolerance(differences, grounds)
     if tolerance is not None:
-        width = smoothing_steps(grounds.duration_steps)
+        width = smoothing_steps(grounds.run_steps)
         value = _largest_smoothed(differences.loss[beyond], width)
         criteria.append(exact(SMOOTHED_LOSS, _UNIT, value, tolerance, f"trailing mean of {width} steps, {count} steps"))
     means = [float(np.mean(values)) for values in _twin_losses(grounds)]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ectype.compare.noise import Noise, measure_noise, read_noise
 from ectype.errors import EctypeError
@@ -13,7 +14,7 @@ from ectype.progress import Progress, silent
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import LandmarkWeights, Reference
 from ectype.recipe.spec import Recipe
-from ectype.run.manifest import Perturbation, load_run_recipe, read_manifest
+from ectype.run.manifest import Manifest, Perturbation, load_run_recipe, read_manifest
 from ectype.run.metrics import read_metrics
 from ectype.run.paths import RunFolder
 
@@ -67,6 +68,14 @@ def _refuse_other(run: RunFolder, twin: RunFolder, number: int, recipe: Recipe) 
             f"{twin.path} read the index {found.index_fingerprint[:16]}", f"{own.index_fingerprint[:16]}, as its run",
             mend,
         )  # fmt: skip
+    if _origin(found) != _origin(own):
+        raise EctypeError(f"{twin.path} took over other state than {run.path}", "one source, as it was then", mend)
+
+
+def _origin(manifest: Manifest) -> dict[str, Any] | None:
+    """What a stage took over, wherever it lay."""
+    record = manifest.hand_over
+    return None if record is None else record.model_dump(exclude={"given", "source"})
 
 
 def twins_noise(

@@ -31,7 +31,7 @@ class Verdict:
         return EXIT_CODES[self.answer]
 
 
-def decide(criteria: Sequence[Criterion], due_landmarks: Sequence[int]) -> Verdict:
+def decide(criteria: Sequence[Criterion], due_landmarks: Sequence[int], first_step: int = 0) -> Verdict:
     """Judge all criteria together.
 
     One criterion that is clearly broken suffices for `not the same model`. `same model` needs held-out loss, token KL
@@ -41,14 +41,15 @@ def decide(criteria: Sequence[Criterion], due_landmarks: Sequence[int]) -> Verdi
     Args:
         criteria: everything that was judged.
         due_landmarks: landmarks that the recipe names and the reference has.
+        first_step: that the run counts on from; a landmark there speaks of what it took over alone.
     """
     broken = [criterion for criterion in criteria if criterion.outcome is Outcome.BROKEN]
     if broken:
         return Verdict(DIFFERENT, _labels(broken), _counted(broken, "is broken", "are broken"))
     present = {(criterion.name, criterion.landmark) for criterion in criteria}
     missing = [step for step in due_landmarks if any((name, step) not in present for name in _NEEDED_AT_EACH_LANDMARK)]
-    if missing or not any(step > 0 for step in due_landmarks):
-        steps = ", ".join(map(str, missing)) or "after step 0"
+    if missing or not any(step > first_step for step in due_landmarks):
+        steps = ", ".join(map(str, missing)) or f"after step {first_step}"
         return Verdict(UNDECIDED, (), f"no held-out evidence at landmark {steps}; training loss alone proves nothing")
     unclear = [criterion for criterion in criteria if criterion.outcome is not Outcome.HOLDS]
     if unclear:

@@ -15,7 +15,7 @@ from ectype.data.order import Order
 from ectype.errors import EctypeError
 from ectype.progress import Progress, silent
 from ectype.run.checkpoints import newest_step
-from ectype.run.manifest import read_manifest
+from ectype.run.manifest import first_step
 from ectype.run.paths import RunFolder
 
 _BLOCK_IDS = 1 << 19
@@ -53,7 +53,7 @@ def audit_run(run_dir: Path, order: Order, checkpoint_step: int = 0, progress: P
         raise EctypeError(
             f"the ledger of {run_dir} records no start of the program", "at least one", "restore it from a copy"
         )
-    taken_over = _steps_taken_over(run_dir)
+    taken_over = first_step(run_dir)
     reads = [_Read(_BEFORE, 0, taken_over, np.arange(order.batch_windows))] if taken_over else []
     wrong: list[tuple[int, int, np.ndarray, str]] = []
     ends = dict.fromkeys(range(sessions[-1].process_count), sessions[-1].first_batch)
@@ -100,12 +100,6 @@ def record_audit(run_dir: Path, order: Order, fingerprint: str, progress: Progre
     record = audit_record(audit_run(run_dir, order, newest_step(run_dir), progress), fingerprint)
     write_audit(run_dir, record)
     return record
-
-
-def _steps_taken_over(run_dir: Path) -> int:
-    """Steps before a stage's first one, as its manifest says; 0 for a run that read its order from the beginning."""
-    record = read_manifest(run_dir).hand_over if RunFolder(run_dir).manifest.is_file() else None
-    return 0 if record is None else record.first_step
 
 
 def _consecutive(span: Span) -> list[_Read]:

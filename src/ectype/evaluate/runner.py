@@ -22,7 +22,7 @@ from ectype.recipe.reference import LandmarkWeights, Reference
 from ectype.recipe.spec import Dtype, Model, Recipe
 from ectype.run.checkpoints import META_ITEM, WEIGHTS_ITEM, finished_steps
 from ectype.run.goodput import GoodputLog
-from ectype.run.manifest import load_run_recipe, read_manifest
+from ectype.run.manifest import first_step, load_run_recipe, read_manifest
 from ectype.run.paths import RunFolder
 
 CHUNK_TOKENS = 1024
@@ -49,7 +49,7 @@ class Landmarks:
     """A run's landmarks beside its reference's: which to compare, and which can't be."""
 
     due: tuple[int, ...]
-    """Landmarks of the recipe for which the reference has weights."""
+    """Landmarks of the recipe for which the reference has weights; none before the step that a stage counts on from."""
     available: tuple[int, ...]
     """Those of `due` whose checkpoint exists in the run."""
 
@@ -61,7 +61,8 @@ class Landmarks:
 
 def find_landmarks(run_dir: Path, recipe: Recipe, reference: Reference) -> Landmarks:
     """Which of the recipe's landmarks the reference has too, and which of those the run has reached and kept."""
-    due = tuple(sorted(set(recipe.landmarks) & reference.landmarks.keys()))
+    shared, first = set(recipe.landmarks) & reference.landmarks.keys(), first_step(run_dir)
+    due = tuple(sorted(step for step in shared if step >= first))
     finished = finished_steps(run_dir)
     return Landmarks(due, tuple(step for step in due if step in finished))
 

@@ -13,7 +13,7 @@ from ectype.evaluate.record import Evaluation, read_evaluation
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import Reference, TrainingLog, load_reference, read_training_log
 from ectype.recipe.spec import Recipe
-from ectype.run.manifest import Manifest, load_run_recipe, read_manifest
+from ectype.run.manifest import Manifest, first_step, load_run_recipe, read_manifest
 from ectype.run.metrics import read_metrics
 from ectype.run.paths import RunFolder
 from ectype.weights.parity_record import ParityRecord, read_parity
@@ -51,12 +51,12 @@ def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords
     Raises:
         EctypeError: no run folder, a file in it that is there but can't be read, or no reference at `reference_path`.
     """
-    recipe, run = load_run_recipe(run_dir), RunFolder(run_dir)
+    recipe, run, first = load_run_recipe(run_dir), RunFolder(run_dir), first_step(run_dir)
     reference, problem = _reference(recipe, reference_path)
     metrics = read_metrics(run_dir) if run.metrics.is_file() else None
     verdict = read_verdict(run_dir) if run.verdict.is_file() else None
     log = read_training_log(reference.log) if reference and reference.log else None
-    differences = difference(metrics, log, recipe.duration_steps) if metrics and log else None
+    differences = difference(metrics, log, recipe.duration_steps, first) if metrics and log else None
     return RunRecords(
         run_dir=run_dir,
         recipe=recipe,
@@ -69,7 +69,7 @@ def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords
         reference_problem=problem,
         reference_log=log,
         differences=differences,
-        overlay=verdict.overlay if verdict else _overlay(differences, recipe),
+        overlay=verdict.overlay if verdict else _overlay(differences, recipe.duration_steps - first),
         audit=read_audit(run_dir) if run.audit.is_file() else None,
         parity=read_parity(run_dir) if run.parity.is_file() else None,
     )
@@ -87,10 +87,10 @@ def _reference(recipe: Recipe, path: str | None) -> tuple[Reference | None, str 
         return None, error.found
 
 
-def _overlay(differences: Differences | None, recipe: Recipe) -> Overlay | None:
+def _overlay(differences: Differences | None, run_steps: int) -> Overlay | None:
     """The overlay of a run that was not compared yet, against the floor of one step's loss."""
     floor = load_floors().floors["step_loss"].value
-    return overlay(differences, recipe.duration_steps, floor, None, None) if differences else None
+    return overlay(differences, run_steps, floor, None, None) if differences else None
 
 
 def _read_evaluations(run_dir: Path) -> dict[int, Evaluation]:

@@ -109,6 +109,12 @@ def load_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
     return load_recipe(str(run.recipe), overrides) if overrides else recipe
 
 
+def first_step(run_dir: Path) -> int:
+    """Updates that a run counts on from, where a stage keeps its source's data position; else 0."""
+    record = read_manifest(run_dir).hand_over if RunFolder(run_dir).manifest.is_file() else None
+    return 0 if record is None else record.first_step
+
+
 def write_manifest(run_dir: Path, manifest: Manifest) -> None:
     """Write `run.json` atomically."""
     write_json(RunFolder(run_dir).manifest, manifest.model_dump(mode="json"))
