@@ -1,6 +1,7 @@
 """Parity with transformers: figures within tolerance, faults named exactly, every family, exports that load."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from ectype.errors import EctypeError  # noqa: E402
 from ectype.model.decoder import forward, head_logits  # noqa: E402
 from ectype.recipe.spec import Yarn  # noqa: E402
-from ectype.weights.agreement import compare_logits, summarise  # noqa: E402
+from ectype.weights import parity  # noqa: E402
+from ectype.weights.agreement import compare_logits, largest_row_error, summarise  # noqa: E402
 from ectype.weights.checkpoint import load_weights, model_of, read_meta  # noqa: E402
 from ectype.weights.hf_export import export_weights  # noqa: E402
 from ectype.weights.hf_import import import_weights  # noqa: E402
 from ectype.weights.parity import measure_parity  # noqa: E402
+from ectype.weights.parity_record import Tolerances  # noqa: E402
 from ectype.weights.reference_model import refuse_version  # noqa: E402
 from ectype.weights.sample_tokens import default_length, encode_text, random_tokens, read_tokens  # noqa: E402
 
@@ -102,6 +105,8 @@ def test_reference_weights_at_over_twice_the_window(tiny, dtype):
         assert result.kl_max <= 1e-8
         assert result.top1_agreement == 1.0
         assert all(row.relative_error < 1e-5 for row in result.layers)
+        # The plain bound decides: it isn't widened by what the reference rounds.
+        assert (result.reference_rounding_max, result.logit_difference_limit) == (None, 1e-4)
     else:
         assert result.kl_mean <= 1.1 * result.reference_kl_mean
 
@@ -167,6 +172,65 @@ def test_swapped_tensors_of_one_layer_are_named(tiny, tmp_path, layer, left, rig
     before = [row.relative_error for row in result.layers[:layer]]
     assert all(error < 1e-5 for error in before)
     assert result.layers[layer].relative_error > 1e-3
+
+
+FINE = Tolerances(logit_difference_max=1e-9)
+"""Makes any logits too large for the plain bound, as those of some real models are."""
+
+
+def test_large_logits_are_judged_by_the_rounding_of_the_reference(tiny):
+    result = measure_parity(tiny[0], tiny[1], np.arange(192) * 7 % 1000, tolerances=FINE)
+    assert result.same, result
+    assert result.reference_rounding_max == pytest.approx(_rounding(tiny[1], np.arange(192) * 7 % 1000), rel=0.2)
+    assert result.logit_difference_limit == 4 * result.reference_rounding_max < 1e-4
+    assert 1e-9 < result.logit_difference_max <= result.logit_difference_limit
+
+
+def _rounding(folder: Path, tokens: np.ndarray) -> float:
+    """Largest distance of transformers' float32 logits from its float64 ones, whole models at a time."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    with torch.inference_mode():
+        exact = model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0].numpy()
+    return float(np.abs(_logits(folder, tokens) - exact).max())
+
+
+def _nudge(tensors: dict[str, Any], name: str, by: float) -> None:
+    tensors[name][5, 7] += by
+
+
+SMALL_FAULTS: dict[str, Any] = {
+    "query and key norm": (lambda found: _swap(found, 3, "self_attn.q_norm", "self_attn.k_norm"), 3, None),
+    "one weight": (lambda found: _nudge(found, "model.layers.2.mlp.up_proj.weight", 1e-3), 2, ("mlp.up",)),
+    "one weight of a projection that the layer hides": (
+        lambda found: _nudge(found, "model.layers.1.self_attn.q_proj.weight", 3e-3), 1, ("attention.query",),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "layer", "tensors"), SMALL_FAULTS.values(), ids=SMALL_FAULTS)
+def test_small_faults_exceed_the_rounding_of_the_reference(tiny, tmp_path, change, layer, tensors):
+    checkpoint = _faulty(tiny, tmp_path, change)
+    result = measure_parity(checkpoint, tiny[1], np.arange(192) * 7 % 1000, tolerances=FINE)
+    assert not result.same
+    assert result.logit_difference_max > result.logit_difference_limit
+    assert result.first_fault.layer == layer
+    assert tensors in (None, result.first_fault.tensors)
+
+
+def test_other_rotary_base_exceeds_the_rounding_of_the_reference(tiny, tmp_path, monkeypatch):
+    """Also when nobody compares the two descriptions."""
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    config, count = re.subn(r'("rope_theta": )500000(\.0)?', r"\g<1>500500.0", (tiny[1] / "config.json").read_text())
+    assert count > 0
+    (folder / "config.json").write_text(config)
+    (folder / "model.safetensors").write_bytes((tiny[1] / "model.safetensors").read_bytes())
+    import_weights(folder, tmp_path / "c")
+    monkeypatch.setattr(parity, "_check_comparable", lambda *arguments: None)
+    result = measure_parity(tmp_path / "c", tiny[1], np.arange(192) * 7 % 1000, tolerances=FINE)
+    assert not result.same
+    assert result.logit_difference_max > result.logit_difference_limit
+    assert (result.first_fault.layer, result.first_fault.group) == (0, "rotary")
 
 
 def test_fault_is_named_in_bfloat16_too(tiny, tmp_path):
@@ -270,3 +334,10 @@ def test_figures_of_known_logits():
     assert figures["kl_max"] == pytest.approx(expected, rel=1e-12)
     assert figures["logit_difference_max"] == pytest.approx(3 + np.log(1.5), rel=1e-12)
     assert figures["top1_agreement"] == 0.5
+
+
+def test_a_row_of_large_values_hides_no_other_row():
+    reference = np.array([[1e4, 0.0], [1.0, 2.0], [0.0, 0.0]], np.float32)
+    ours = reference + np.array([[1.0, 0.0], [0.0, 0.5], [0.0, 0.0]], np.float32)
+    assert largest_row_error(reference, ours) == 0.25
+    assert np.isnan(largest_row_error(reference, ours * np.nan))

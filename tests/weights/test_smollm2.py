@@ -24,10 +24,16 @@ from ectype.model.decoder import forward, head_logits  # noqa: E402
 from ectype.recipe.spec import Model  # noqa: E402
 from ectype.weights.checkpoint import load_weights, model_of  # noqa: E402
 from ectype.weights.hf_import import import_weights  # noqa: E402
+from ectype.weights.parity import measure_parity  # noqa: E402
 
 pytestmark = pytest.mark.reference
 PROMPT = "The capital of France is"
 CONTINUED_TOKENS = 24
+TEXT = (
+    "Water boils at a lower temperature on a mountain, because the air presses less upon its surface. "
+    "def mean(values):\n    return sum(values) / len(values)\n"
+    "In 1969 two people walked on the Moon; a third, Michael Collins, stayed in orbit above them."
+)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +66,42 @@ def test_its_shape_is_read_from_the_configuration(loaded):
     assert (model.n_layers, model.n_heads, model.n_kv_heads, model.head_dim) == (30, 9, 3, 64)
     assert (model.vocab_size, model.norm_placement, model.qk_norm, model.tied_head) == (49152, "before", "none", True)
     assert "head" not in params
+
+
+def test_logits_agree_with_transformers(smol):
+    """Hidden states in the ten thousands and logits of 41: what float32 rounds there decides, nothing looser."""
+    checkpoint, folder, tokenizer = smol
+    result = measure_parity(checkpoint, folder, _text_tokens(tokenizer))
+    assert result.same, result
+    assert result.first_fault is None
+    assert result.kl_max <= 1e-9
+    assert result.top1_agreement == 1.0
+    assert result.logit_difference_max <= max(1e-4, 4 * (result.reference_rounding_max or 0.0)) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("leaf", "layer", "tensor"), [("mlp.down", 15, "mlp.down"), ("attention.query", 15, "attention.query")]
+)
+def test_one_nudged_weight_is_found(smol, leaf, layer, tensor):
+    """By a tenth of its tensor's largest, in a model where one position's values dwarf all others'."""
+    checkpoint, folder, tokenizer = smol
+    (chunk,) = (checkpoint / f"weights/blocks.0.{leaf}").glob(f"{layer}.*")
+    before = chunk.read_bytes()
+    values = np.frombuffer(before, np.float32).copy()
+    values[len(values) // 2] += 0.1 * np.abs(values).max()
+    try:
+        chunk.write_bytes(values.tobytes())
+        result = measure_parity(checkpoint, folder, _text_tokens(tokenizer))
+    finally:
+        chunk.write_bytes(before)
+    assert not result.same
+    assert (result.first_fault.layer, result.first_fault.tensors) == (layer, (tensor,))
+
+
+def _text_tokens(tokenizer: Any) -> np.ndarray:
+    tokens = np.asarray(tokenizer(TEXT)["input_ids"], np.int32)
+    assert len(tokens) > 48
+    return tokens
 
 
 def test_greedy_continuation_is_that_of_transformers(smol, loaded):

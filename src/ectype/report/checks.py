@@ -109,7 +109,7 @@ def parity_part(parity: ParityRecord | None) -> Part:
         ("Compared", f"{parity.length_tokens:,} positions, in {parity.dtype}, against {versions}"),
         (
             "Largest logit difference",
-            _with_limit(parity.logit_difference_max, limits.logit_difference_max, exact),
+            _with_limit(parity.logit_difference_max, parity.logit_difference_limit, exact),
         ),
         ("Mean logit difference", Html(number(parity.logit_difference_mean))),
         ("KL, mean", Html(f"{number(parity.kl_mean)} nats")),

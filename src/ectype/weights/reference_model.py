@@ -118,11 +118,12 @@ def fill_head(reference: ReferenceModel) -> Any:
 
 
 def reference_logits(head: Any, final_LD: Any) -> np.ndarray:
-    """Logits float32 [L, V] of hidden states after the final norm."""
+    """Logits [L, V] of hidden states after the final norm: float32, or float64 of a model that computes in it."""
     import torch
 
     with torch.inference_mode():
-        return _numpy(head(final_LD)[None])
+        logits = head(final_LD)
+    return (logits if logits.dtype == torch.float64 else logits.float()).numpy()
 
 
 def probe_layer(
