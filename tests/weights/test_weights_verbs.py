@@ -45,6 +45,20 @@ def test_bad_input_is_exit_2_and_writes_nothing(tmp_path):
     assert _call("parity", tmp_path / "nowhere", source, "--dtype", "float16")[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "found"),
+    [("--seed", -1, "seed -1"), ("--trained-rows", 10**12, "1,000,000,000,000 trained rows"),
+     ("--trained-rows", 10**30, "trained rows"), ("--trained-rows", -4, "-4 trained rows")],
+)  # fmt: skip
+def test_counts_that_no_import_can_use_are_one_error(tmp_path, option, value, found):
+    source = write_folder(tmp_path / "hf", random_tensors())
+    code, out, err = _call("import", source, tmp_path / "c", option, value, "--json")
+    assert code == 2
+    assert found in json.loads(out)["error"]["found"]
+    assert "Traceback" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
 @pytest.mark.reference
 def test_parity_tells_same_from_not(tmp_path):
     pytest.importorskip("transformers")

@@ -135,6 +135,34 @@ def export(
 
 @app.command()
 @verb
+def merge(
+    ckpts: Annotated[
+        list[Path], typer.Argument(metavar="CKPT...", help="Two or more checkpoints, or run folders (their newest).")
+    ],
+    out: Annotated[Path, typer.Option(help="Checkpoint to write; must not exist.")],
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Average the weights of several checkpoints of one model.
+
+    The mean is taken in float32 and stored as they are. It holds no optimiser state. A killed merge resumes.
+    Example: ectype weights merge runs/first runs/second --out checkpoints/mean
+    """
+    from ectype.run.checkpoints import find_checkpoint
+    from ectype.weights.merge import merge_weights
+
+    with ProgressBar() as bar:
+        result = merge_weights([find_checkpoint(path) for path in ckpts], out, progress=bar)
+
+    def show() -> None:
+        step = "" if result["step"] is None else f" at step {result['step']:,}"
+        print(f"{out}: mean of {len(ckpts)}{step}, {result['parameters']:,} parameters, {_moved(result)}")
+        print("optimiser state: none; train from it with --reset moments --reset adam_count")
+
+    emit(result, json_output, show)
+
+
+@app.command()
+@verb
 def parity(
     ckpt: Annotated[Path, CHECKPOINT_ARGUMENT],
     hf_dir: Annotated[
@@ -176,11 +204,11 @@ def parity(
     if checkpoint != ckpt:
         write_parity(ckpt, record)
     result = record.model_dump(mode="json")
-    emit(result, json_output, lambda: _show_parity(result))
+    emit(result, json_output, lambda: _show_parity(result, record.logit_difference_limit))
     return EXIT_DONE if record.same else EXIT_NEGATIVE
 
 
-def _show_parity(result: dict[str, Any]) -> None:
+def _show_parity(result: dict[str, Any], logit_limit: float) -> None:
     from rich.table import Table
 
     table = Table("", "measured", "tolerance", box=None, pad_edge=False)
@@ -191,8 +219,10 @@ def _show_parity(result: dict[str, Any]) -> None:
         table.add_row("transformers' own, mean", _number(result["reference_kl_mean"]), "")
     table.add_row("KL, 99th percentile", _number(result["kl_p99"]), "")
     table.add_row("KL, largest", _number(result["kl_max"]), f"≤ {limits['kl_max']:g}" if exact else "")
-    limit = f"≤ {limits['logit_difference_max']:g}" if exact else ""
+    limit = f"≤ {logit_limit:.3g}" if exact else ""
     table.add_row("|Δlogit|, largest", _number(result["logit_difference_max"]), limit)
+    if result["reference_rounding_max"] is not None:
+        table.add_row("transformers' float32 from its float64", _number(result["reference_rounding_max"]), "")
     table.add_row("|Δlogit|, mean", _number(result["logit_difference_mean"]), "")
     top1 = result["top1_agreement"]
     table.add_row("top-1 agreement", _number(top1), f"≥ {limits['top1_agreement']:g}" if exact else "")

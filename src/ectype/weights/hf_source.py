@@ -19,6 +19,9 @@ from ectype.weights.safetensors_files import DTYPES, StoredTensor, check_tensors
 from ectype.weights.store import Leaf
 from ectype.weights.tree import LeafPath
 
+MOST_DRAWN_ROWS = 65_536
+"""Rows that an import draws at most: they are drawn in memory, and any known padding is far smaller."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -87,6 +90,8 @@ def open_source(
     Raises:
         EctypeError: for any disagreement; nothing has been written.
     """
+    if seed < 0:
+        raise EctypeError(f"seed {seed}", "a seed of at least 0", "give another --seed")
     config = read_config(folder)
     found = read_folder(folder)
     names = hugging_face_tensors(config.model)
@@ -156,5 +161,10 @@ def _padding(
         rows = trained_rows
     if rows < model.vocab_size:
         raise EctypeError(f"{rows} trained rows", f"at least vocab_size {model.vocab_size}", "give the larger count")
+    if rows > model.vocab_size + MOST_DRAWN_ROWS and file is None:
+        raise EctypeError(
+            f"{rows:,} trained rows", f"at most {MOST_DRAWN_ROWS:,} beyond vocab_size {model.vocab_size:,}",
+            "give the rows of the reference's softmax; models pad their vocabulary by some hundreds",
+        )  # fmt: skip
     model = model.model_copy(update={"trained_rows": rows})
     return (padded if file is not None else draw_padded_rows(model, seed, dtype)), model
