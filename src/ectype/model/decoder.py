@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from ectype.model.attention import attention
+from ectype.model.attention import Kernel, attention
 from ectype.model.linear import gated_silu, linear
 from ectype.model.norm import rms_norm
 from ectype.model.parallel import UNSPLIT, Split
@@ -30,12 +30,13 @@ Rotary = tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 class Surroundings(NamedTuple):
-    """What every layer of one pass shares: document ids [B, L], the kernel's block of queries, angles, the split."""
+    """What every layer of one pass shares: document ids [B, L], the kernel and its block, angles, the split."""
 
     segment_ids: jax.Array | None
     block_tokens: int | None
     rotary: Rotary
     split: Split = UNSPLIT
+    kernel: Kernel = "blockwise"
 
 
 class Attention(nnx.Module):
@@ -62,7 +63,7 @@ class Attention(nnx.Module):
         cos, sin = around.rotary[window is None]
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         query, key, value = split.to_heads(query), split.to_heads(key), split.to_heads(value)
-        context = attention(query, key, value, window, around.segment_ids, around.block_tokens)
+        context = attention(query, key, value, window, around.segment_ids, around.block_tokens, around.kernel)
         context = split.to_sequence(context)
         context = checkpoint_name(context.reshape(*x_BLD.shape[:2], -1), "context")
         return checkpoint_name(split.leave(linear(context, self.output[...])), "attention_output")
@@ -213,6 +214,7 @@ def forward(
     compute_dtype: str = "float32",
     segment_ids_BL: jax.Array | None = None,
     block_tokens: int | None = None,
+    kernel: Kernel = "blockwise",
     remat: Callable[[Any], Any] = _same,
     gather: Callable[[str, Tree], Tree] = _whole,
     split: Split = UNSPLIT,
@@ -228,7 +230,7 @@ def forward(
     """
     x_BLD = embed(gather("embedding", params["embedding"])["weight"], tokens_BL, compute_dtype, split)
     rotary = layer_rotary(model, split.positions(tokens_BL.shape[1]))
-    around = Surroundings(segment_ids_BL, block_tokens, rotary, split)
+    around = Surroundings(segment_ids_BL, block_tokens, rotary, split, kernel)
 
     def layers(part: str, x_BLD: jax.Array, slots: Tree) -> jax.Array:
         slots = gather(part, slots)

@@ -6,8 +6,14 @@ from pydantic import Field
 
 from ectype.recipe.spec import Positive, Section
 
-Activation = Literal["layer_input", "query", "key", "value", "context", "attention_output", "gate", "up", "mlp_output"]
-"""Activations of a layer that the backward pass can be told to keep, by the names that the model gives them."""
+Activation = Literal[
+    "layer_input", "query", "key", "value", "attention_residuals", "context", "attention_output",
+    "gate", "up", "mlp_output",
+]  # fmt: skip
+"""Activations of a layer that the backward pass can be told to keep, by the names that the model gives them.
+
+`attention_residuals` are the attention kernel's output and log-sum-exp: kept, its forward pass runs once.
+"""
 MomentsMemory = Literal["device", "pinned_host"]
 
 
@@ -57,8 +63,10 @@ class Placement(Section):
     moments_memory: MomentsMemory = "device"
     """Where the optimiser's moments lie between updates; `pinned_host` frees device memory and costs transfers."""
     loss_chunk_tokens: Positive = 2048
+    attention_kernel: Literal["blockwise", "splash", "cudnn"] | None = None
+    """None: blockwise on CPU, cuDNN's on GPU, splash on TPU."""
     attention_block_tokens: Positive | None = None
-    """Query and key block of the blockwise kernel; None lets the kernel choose by length and window."""
+    """Query and key block of the attention kernel; None lets the kernel choose by length and window."""
     checkpoints: Checkpoints = Checkpoints()
     loader: Loader = Loader()
     evaluation_batch_windows: Positive = 16

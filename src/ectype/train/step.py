@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 
+from ectype.model.attention import KERNEL_OF_PLATFORM
 from ectype.model.decoder import forward, head_weight
 from ectype.model.loss import next_token_targets, summed_loss
 from ectype.model.parallel import CONTEXT, Split
@@ -144,7 +145,7 @@ def _objective(params: Tree, rows: Tree, *, recipe: Recipe, placement: Placement
         params, tokens, recipe.model,
         compute_dtype=recipe.numerics.compute, segment_ids_BL=segment_ids,
         block_tokens=placement.attention_block_tokens, remat=remat_of(placement), gather=gather,
-        split=split,
+        split=split, kernel=placement.attention_kernel or KERNEL_OF_PLATFORM[placement.platform],
     )  # fmt: skip
     head_VD = head_weight(
         {part: gather(part, params[part]) for part in ("embedding", "head") if part in params}, recipe.model

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ectype.model.attention import attention, block_spans, default_block_tokens
+from ectype.model.blockwise import block_spans, default_block_tokens
+from ectype.model.blockwise import blockwise_attention as attention
 
 
 def reference_attention(query, key, value, window, segments):
