@@ -37,6 +37,9 @@ def import_weights(
     started = time.monotonic()
     source = open_source(folder, dtype=dtype, padded_rows=padded_rows, trained_rows=trained_rows, seed=seed)
     units = plan_units(WEIGHTS_ITEM, source.leaves, source.parts)
+    # In this order, files are read from end to end.
+    starts = {part.tensor.name: (part.tensor.file, part.tensor.start) for own in source.parts.values() for part in own}
+    units.sort(key=lambda unit: starts[unit.parts[0].tensor.name])
     with Journal(output, source.identity()) as journal:
         taken_over = len(journal.done)
         digests = copy_units(units, journal, progress)

@@ -5,6 +5,7 @@ or written alone. Orbax's own checkpoints (OCDBT, compressed) are read through t
 """
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from orbax.checkpoint import type_handlers
 from ectype.artifacts import parse_json
 from ectype.errors import DamagedCheckpointError, EctypeError
 from ectype.weights import tree
+from ectype.weights.pipeline import as_bytes
+from ectype.weights.safetensors_files import write_at
 from ectype.weights.tree import LeafPath
 
 TARGET_CHUNK_BYTES = 32 << 20
@@ -54,7 +57,7 @@ def chunk_shape(leaf: Leaf, stacked: bool) -> tuple[int, ...]:
 
 
 def create_array(folder: Path, path: LeafPath, leaf: Leaf, chunk: tuple[int, ...]) -> tensorstore.TensorStore:
-    """A new array for the leaf at `path`, or the one that an interrupted run began; writes are synced to disk."""
+    """A new array for the leaf at `path`, or the one that an interrupted run began; `write_chunk` fills it."""
     spec = {
         "driver": "zarr",
         "kvstore": {"driver": "file", "path": str(folder / tree.dotted(path))},
@@ -66,6 +69,31 @@ def create_array(folder: Path, path: LeafPath, leaf: Leaf, chunk: tuple[int, ...
         "recheck_cached_data": False,
     }
     return tensorstore.open(spec, create=True, open=True).result()
+
+
+def write_chunk(
+    folder: Path, path: LeafPath, chunk: tuple[int, ...], index: tuple[int, ...], values: np.ndarray
+) -> None:
+    """Write one chunk of an array that `create_array` made, and wait until it is on disk.
+
+    An uncompressed chunk is its bytes and nothing else, so they go to its file without TensorStore's copies.
+
+    Args:
+        folder: the item's folder.
+        path: the leaf.
+        chunk: shape of every chunk of the array.
+        index: the chunk's place in the grid of chunks.
+        values: contiguous, of the chunk's shape, or with fewer rows at the array's end; such a chunk is filled up.
+    """
+    missing_bytes = int(np.prod(chunk, dtype=np.int64)) * values.itemsize - values.nbytes
+    name = folder / tree.dotted(path) / ".".join(map(str, index))
+    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        write_at(handle, as_bytes(values), 0)
+        write_at(handle, memoryview(bytes(missing_bytes)), values.nbytes)
+        os.fdatasync(handle)
+    finally:
+        os.close(handle)
 
 
 def open_array(folder: Path, path: LeafPath) -> tensorstore.TensorStore:

@@ -1,7 +1,7 @@
 """Named tensors of a source to the arrays of a checkpoint: memory holds a few chunks, and a kill loses little."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,8 @@ from ectype.weights.tree import LeafPath
 
 _IN_FLIGHT = 6
 """Chunks being hashed and written while the next one is read."""
+_WRITERS = 3
+"""Chunks written at once: while one waits for the disk, others are copied into the page cache."""
 
 
 class Stored(Protocol):
@@ -84,7 +86,7 @@ def copy_units(units: Sequence[Unit], journal: Journal, progress: Progress) -> d
     leaves = {(unit.item, unit.path): unit.leaf for unit in units}
     journal.require_space(sum(leaf.size_bytes for leaf in leaves.values()))
     total, copied = sum(unit.size_bytes for unit in units), 0
-    with ThreadPoolExecutor(1) as hasher, ThreadPoolExecutor(1) as recorder:
+    with ThreadPoolExecutor(1) as hasher, ThreadPoolExecutor(_WRITERS) as writers, ThreadPoolExecutor(1) as recorder:
         pipeline, recorded = Pipeline(_IN_FLIGHT), []
         for unit in units:
             if unit.name in journal.done:
@@ -92,9 +94,9 @@ def copy_units(units: Sequence[Unit], journal: Journal, progress: Progress) -> d
                 progress("import, bytes", copied, total)
                 continue
             hashes = {part.tensor.name: hashlib.sha256() for part in unit.parts}
-            for region, values, own in _pieces(journal.folder / unit.item, unit):
+            for write, own in _pieces(journal.folder / unit.item, unit):
                 futures = [hasher.submit(hashes[name].update, as_bytes(stored)) for name, stored in own]
-                pipeline.add([region.write(values, can_reference_source_data_indefinitely=True), *futures])
+                pipeline.add([writers.submit(write), *futures])
                 copied += sum(stored.nbytes for _, stored in own)
                 progress("import, bytes", copied, total)
             # The journal is synced to disk at each record: the next chunk is not kept waiting for that.
@@ -111,17 +113,21 @@ def _record_behind(
     recorded.append(recorder.submit(journal.record, unit, hashes))
 
 
-def _pieces(folder: Path, unit: Unit) -> Iterator[tuple[Any, np.ndarray, list[Any]]]:
-    """For each chunk: its region of the output, its values, and (tensor name, stored rows) that went into it."""
+def _pieces(folder: Path, unit: Unit) -> Iterator[tuple[Callable[[], None], list[Any]]]:
+    """For each chunk: what writes it, and (tensor name, stored rows) that went into it."""
     leaf, chunk = unit.leaf, store.chunk_shape(unit.leaf, unit.stacked)
-    array = store.create_array(folder, unit.path, leaf, chunk)
+    store.create_array(folder, unit.path, leaf, chunk)
+    write = partial(store.write_chunk, folder, unit.path, chunk)
     if unit.stacked and unit.block is None:
         read = [part.read_rows(0, part.rows) for part in unit.parts]
         values = np.stack([rows for rows, _ in read]).astype(leaf.dtype, copy=False)
-        yield array, values, [(part.tensor.name, own) for part, (_, own) in zip(unit.parts, read, strict=True)]
+        own = [(part.tensor.name, stored) for part, (_, stored) in zip(unit.parts, read, strict=True)]
+        yield partial(write, (0,) * values.ndim, values), own
         return
     (part,) = unit.parts
-    target, rows = (array, chunk[0]) if unit.block is None else (array[unit.block], chunk[1])
-    for first in range(0, part.rows, rows):
-        values, own = part.read_rows(first, min(first + rows, part.rows))
-        yield target[first : first + len(values)], values.astype(leaf.dtype, copy=False), [(part.tensor.name, own)]
+    lead = () if unit.block is None else (unit.block,)
+    rows = chunk[len(lead)]
+    for number, first in enumerate(range(0, part.rows, rows)):
+        values, stored = part.read_rows(first, min(first + rows, part.rows))
+        index = (*lead, number, *(0,) * (values.ndim - 1))
+        yield partial(write, index, values.astype(leaf.dtype, copy=False)), [(part.tensor.name, stored)]
