@@ -12,7 +12,8 @@ from ectype.weights import store
 from ectype.weights.checkpoint import describe, load_weights, read_meta
 from ectype.weights.hf_export import export_weights
 from ectype.weights.hf_import import import_weights
-from ectype.weights.merge import mean_of, merge_weights
+from ectype.weights.mean import mean_of
+from ectype.weights.merge import merge_weights
 from ectype.weights.tree import flatten
 
 

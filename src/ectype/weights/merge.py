@@ -1,7 +1,4 @@
-"""The mean of checkpoints of one model, streamed: memory holds a few chunks of each, and a killed merge resumes.
-
-Arithmetic as in OLMo-core's merging script: summed in float32 in the order given, divided, cast back.
-"""
+"""The mean of checkpoints of one model, streamed: memory holds a few chunks of each, and a killed merge resumes."""
 
 import time
 from collections.abc import Sequence
@@ -28,20 +25,12 @@ from ectype.weights.checkpoint import (
 )  # fmt: skip
 from ectype.weights.journal import Journal
 from ectype.weights.mapping import Place, hugging_face_tensors
+from ectype.weights.mean import mean_of
 from ectype.weights.transfer import copy_units, plan_units
 from ectype.weights.tree import LeafPath
 
 _CARRIED = ("sequence_length_tokens",)
 """What the checkpoints say beside their weights, and the mean says too where all of them agree."""
-
-
-def mean_of(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean of arrays of one shape and element type: summed in float32 in order, divided, cast back."""
-    total = arrays[0].astype(np.float32)
-    for array in arrays[1:]:
-        total += array.astype(np.float32, copy=False)
-    total /= np.float32(len(arrays))
-    return total.astype(arrays[0].dtype, copy=False)
 
 
 def merge_weights(checkpoints: Sequence[Path], output: Path, *, progress: Progress = silent) -> dict[str, Any]:
