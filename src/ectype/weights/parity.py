@@ -107,12 +107,13 @@ def _compare_heads(
     reference: ReferenceModel, recording: Recording,
 ) -> tuple[list[Agreement], list[Agreement]]:  # fmt: skip
     """Agreement with the float32 reference of our logits, and of transformers' own in a lower `dtype`."""
-    reference_head, our_head = reference_model.fill_head(reference), layerwise.read_head(weights, model)
     lower_head, lower_final = None, None
     if dtype != "float32":
+        # Before any head is in memory, since this pass needs the embedding.
         lower = reference_model.open_reference(folder, dtype)
         lower_final = reference_model.run_reference(lower, tokens_L, keep_hidden=False).final
         lower_head = reference_model.fill_head(lower)
+    reference_head, our_head = reference_model.fill_head(reference), layerwise.read_head(weights, model)
     ours, theirs = [], []
     for first in range(0, len(tokens_L), _CHUNK_POSITIONS):
         span = slice(first, first + _CHUNK_POSITIONS)
