@@ -51,8 +51,10 @@ def measure(title: str, folder: Path, dtype: str, length: int, figures: Figures)
     drift = [row["relative_error"] for row in found["layers"]]
     rows = {"first_layer_drift": drift[0], "last_layer_drift": drift[-1], "largest_drift": max(map(known, drift))}
     if dtype == "float32":
-        largest = known(found["logit_difference_max"])
-        figures.at_most(f"{title}: largest logit difference", largest, "logits", 1e-4, **rows)
+        largest, tolerances = known(found["logit_difference_max"]), found["tolerances"]
+        rounding = found["reference_rounding_max"] or 0.0
+        limit = max(tolerances["logit_difference_max"], tolerances["float32_rounding_ratio"] * rounding)
+        figures.at_most(f"{title}: largest logit difference", largest, "logits", limit, **rows)
         figures.at_most(f"{title}: largest token KL", known(found["kl_max"]), "nats", 1e-8)
         figures.at_least(f"{title}: top-1 agreement", known(found["top1_agreement"]), "fraction", 1.0)
         return
