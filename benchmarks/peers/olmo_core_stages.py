@@ -43,7 +43,7 @@ from olmo_core.train.train_module import TransformerTrainModuleConfig
 
 VOCABULARY, TRAINED_ROWS, EOS, PAD = 1000, 1024, 0, 1
 WINDOW = 64
-HELD_OUT = ("devil", "pycode", "tz")
+HELD_OUT = ("devil", "tz")
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Stage:
 STAGES = (
     Stage("stage1", 4, 256, 34521, 6e-4, CosWithWarmup(warmup=4), 28, 16, (0, 16)),
     Stage("stage1-extension", 4, 256, 34521, 6e-4, HalfCosWithWarmup(warmup=16), 40, 24, (24,), goes_on=True),
-    Stage("stage2", 2, 256, 1337, 4e-4, LinearWithWarmup(warmup=0, alpha_f=0.0), 16, 16, (16,)),
-    Stage("stage3", 2, 512, 34521, 4e-4, LinearWithWarmup(warmup=3, alpha_f=0.0), 12, 12, (12,), long_context=True),
+    Stage("stage2", 2, 256, 1337, 4e-4, LinearWithWarmup(warmup=0, alpha_f=0.0), 16, 16, (6, 16)),
+    Stage("stage3", 2, 512, 34521, 4e-4, LinearWithWarmup(warmup=3, alpha_f=0.0), 12, 12, (6, 12), long_context=True),
 )
 
 
