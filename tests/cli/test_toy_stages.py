@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from ectype.model.rope import rotary_tables
 from ectype.recipe.spec import Model
 from ectype.train import loop
 
-pytestmark = pytest.mark.reference
+pytestmark = [pytest.mark.reference, pytest.mark.slow]
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks/peers/olmo_core_stages.py"
 STAGES = {"stage1": (1, 16), "stage1-extension": (17, 24), "stage2": (1, 16), "stage3": (1, 12)}
 """First and last update of each."""
@@ -78,11 +79,41 @@ def logs(run: Path, reference: Path) -> tuple[list[dict[str, float]], list[dict[
     return ours, theirs
 
 
-def assert_same(stage: str, run: Path, reference: Path, code: int, record: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class Chain:
+    """The right runs: where they and their references lie, what each began from, and its verdict with the exit code."""
+
+    references: Path
+    runs: dict[str, Path]
+    verdicts: dict[str, tuple[int, dict[str, Any]]]
+    noise: Path
+    """Of stage 3."""
+
+    def source(self, stage: str) -> Path | None:
+        return dict(zip(STAGES, (None, *self.runs.values()), strict=False))[stage]
+
+
+@pytest.fixture(scope="module")
+def chain(references: Path, tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    """Every stage trained from the one before it. Twins are needed for the noise of stage 3 alone: agreement within the
+    floors proves sameness."""
+    folder = tmp_path_factory.mktemp("chain")
+    chain = Chain(references, {stage: folder / stage for stage in STAGES}, {}, folder / "noise.json")
+    for stage, run in chain.runs.items():
+        train(stage, run, chain.source(stage))
+        evaluate(run, references / stage)
+        twins = ("--twins", 1, "--write-noise", chain.noise) if stage == "stage3" else ("--no-twins",)
+        chain.verdicts[stage] = compare(run, references / stage, *twins)
+    return chain
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_stage_is_the_same_model(chain: Chain, stage: str) -> None:
+    code, record = chain.verdicts[stage]
     assert (code, record["verdict"]) == (0, "same model"), record["reason"]
     assert {criterion["name"] for criterion in record["criteria"]} == EVERY_CRITERION
     first, last = STAGES[stage]
-    ours, theirs = logs(run, reference)
+    ours, theirs = logs(chain.runs[stage], chain.references / stage)
     assert [row["step"] for row in ours] == [row["step"] for row in theirs] == list(range(first, last + 1))
     for mine, other in zip(ours, theirs, strict=True):
         assert mine["loss"] == pytest.approx(other["loss"], abs=1e-5)
@@ -91,9 +122,58 @@ def assert_same(stage: str, run: Path, reference: Path, code: int, record: dict[
         assert mine["skipped"] == bool(other["skipped"])
 
 
+@pytest.mark.parametrize("stage", ["stage1-extension", "stage2"])
+def test_the_skip_rule_acted_before_a_hand_over(chain: Chain, stage: str) -> None:
+    """Else Adam's count would be the number of steps, and taking over one for the other would make no difference."""
+    ours, _ = logs(chain.runs[stage], chain.references / stage)
+    assert any(row["skipped"] for row in ours)
+
+
+def assert_other(criterion: str, code: int, record: dict[str, Any]) -> None:
+    assert (code, record["verdict"]) == (1, "not the same model"), record["reason"]
+    assert criterion in record["decided_by"], record["reason"]
+
+
+def test_an_extension_whose_schedule_begins_anew_is_another_model(chain: Chain, tmp_path: Path) -> None:
+    stage = "stage1-extension"
+    train(stage, tmp_path / "run", chain.source(stage), "--reset", "schedule", "--until", "18")
+    assert_other(LEARNING_RATE, *compare(tmp_path / "run", chain.references / stage, "--no-twins"))
+
+
+@pytest.mark.parametrize(
+    ("stage", "wrong"),
+    [
+        ("stage2", ("--reset", "moments", "--reset", "adam_count")),
+        ("stage3", ("--set", "data.document_masks=false")),
+    ],
+)
+def test_moments_begun_anew_or_documents_that_see_each_other_make_another_model(
+    chain: Chain, tmp_path: Path, stage: str, wrong: tuple[str, ...]
+) -> None:
+    run = tmp_path / "run"
+    train(stage, run, chain.source(stage), *wrong, "--set", "duration_steps=6", "--set", "landmarks=[6]")
+    evaluate(run, chain.references / stage)
+    assert_other(STEP_LOSS, *compare(run, chain.references / stage, "--twins", 1))
+
+
 def yarn_everywhere(model: Model, positions_L: jax.Array) -> tuple[Any, Any]:
     scaled = rotary_tables(positions_L, model.rope_theta, model.head_dim, model.yarn)
     return scaled, scaled
+
+
+def test_yarn_in_all_layers_makes_another_model(
+    chain: Chain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Its recipe is the right run's, so that the noise of that one is its own."""
+    with monkeypatch.context() as patched:
+        patched.setattr(decoder, "layer_rotary", yarn_everywhere)
+        loop._jitted_step.cache_clear()
+        train("stage3", tmp_path / "run", chain.source("stage3"), "--until", "6")
+    loop._jitted_step.cache_clear()
+    reference = with_noise(chain.references / "stage3", chain.noise, tmp_path / "with-noise")
+    code, record = compare(tmp_path / "run", reference)
+    assert_other(STEP_LOSS, code, record)
+    assert record["horizon"]["noise_source"].startswith("noise record of the reference")
 
 
 def with_noise(reference: Path, noise: Path, folder: Path) -> Path:
@@ -105,48 +185,3 @@ def with_noise(reference: Path, noise: Path, folder: Path) -> Path:
     folder.mkdir()
     (folder / "reference.json").write_text(json.dumps(values))
     return folder
-
-
-def assert_other(criterion: str, code: int, record: dict[str, Any]) -> None:
-    assert (code, record["verdict"]) == (1, "not the same model"), record["reason"]
-    assert criterion in record["decided_by"], record["reason"]
-
-
-def test_each_stage_is_the_same_model_and_one_handed_over_wrongly_is_not(
-    references: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One test, so that the chain is trained once, whatever worker runs it. Where none is said, twins are not needed:
-    agreement within the floors proves sameness, and the learning rate and the data order are exact."""
-    runs = {stage: tmp_path / stage for stage in STAGES}
-    source: dict[str, Path | None] = dict(zip(STAGES, (None, *runs.values()), strict=False))
-    noise = tmp_path / "noise.json"
-    for stage, run in runs.items():
-        train(stage, run, source[stage])
-        evaluate(run, references / stage)
-        twins = ("--twins", 1, "--write-noise", noise) if stage == "stage3" else ("--no-twins",)
-        code, record = compare(run, references / stage, *twins)
-        assert_same(stage, run, references / stage, code, record)
-
-    run, reference = tmp_path / "schedule-anew", references / "stage1-extension"
-    train("stage1-extension", run, source["stage1-extension"], "--reset", "schedule", "--until", "18")
-    assert_other(LEARNING_RATE, *compare(run, reference, "--no-twins"))
-
-    for stage, wrong in (
-        ("stage2", ("--reset", "moments", "--reset", "adam_count")),
-        ("stage3", ("--set", "data.document_masks=false")),
-    ):
-        run = tmp_path / f"{stage}-wrong"
-        train(stage, run, source[stage], *wrong)
-        evaluate(run, references / stage)
-        assert_other(STEP_LOSS, *compare(run, references / stage, "--twins", 1))
-
-    run = tmp_path / "yarn-everywhere"
-    with monkeypatch.context() as patched:
-        patched.setattr(decoder, "layer_rotary", yarn_everywhere)
-        loop._jitted_step.cache_clear()
-        train("stage3", run, source["stage3"])
-    loop._jitted_step.cache_clear()
-    # Its recipe is the right run's, and so is the noise.
-    code, record = compare(run, with_noise(references / "stage3", noise, tmp_path / "with-noise"))
-    assert_other(STEP_LOSS, code, record)
-    assert record["horizon"]["noise_source"].startswith("noise record of the reference")
