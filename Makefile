@@ -43,7 +43,7 @@ clean: ## Remove environments, runs and caches
 .venv-test/installed: $(PINS) pyproject.toml
 	$(PYTHON) -m venv .venv-test
 	.venv-test/bin/pip install -q -c $(PINS) uv
-	$(call INSTALL,.venv-test) -e '.[dev]' transformers tokenizers
+	$(call INSTALL,.venv-test) -e '.[dev,plan]' transformers tokenizers
 	.venv-test/bin/pip install -q -c $(PINS) torch
 	$(call INSTALL,.venv-test) ai2-olmo-core
 	touch $@

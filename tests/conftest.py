@@ -24,6 +24,9 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="ectype-tests-programs-"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 
+# With libtpu installed, as the planner needs it, JAX would look for a TPU first.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 # Meshes of up to eight devices are tested in this process; a mesh takes the first ones.
 jax.config.update("jax_num_cpu_devices", 8)
 # Half the compile time. Long runs, where speed matters more, are tested through the command line in their own process.

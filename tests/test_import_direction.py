@@ -20,6 +20,7 @@ RANKS = {
     "data": 4,
     "train": 5,
     "evaluate": 6,
+    "plan": 6,
     "compare": 7,
     "report": 8,
     "demo": 9,

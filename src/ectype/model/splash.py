@@ -6,6 +6,8 @@ The kernel holds scores of one block of queries and keys at a time and skips blo
 not scale scores, so queries are scaled here.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -52,11 +54,10 @@ def splash_attention(
     block = splash_block_tokens(length, block_tokens)
     if block is None:
         raise ValueError(f"the splash kernel takes lengths that are multiples of {_LANES}, not {length}")
-    hidden = window_tokens is not None and window_tokens < length
-    # LocalMask counts keys to the left without the current one.
-    mask = (
-        masks.LocalMask((length, length), (window_tokens - 1, 0), 0) if hidden else masks.CausalMask((length, length))
-    )
+    mask: Any = masks.CausalMask((length, length))
+    if window_tokens is not None and window_tokens < length:
+        # LocalMask counts keys to the left without the current one.
+        mask = masks.LocalMask((length, length), (window_tokens - 1, 0), 0)
     compute = min(_COMPUTE_TOKENS, block) if block % min(_COMPUTE_TOKENS, block) == 0 else _LANES
     sizes = kernels.BlockSizes(
         block_q=block, block_kv=block, block_kv_compute=compute,
@@ -69,8 +70,6 @@ def splash_attention(
     )  # fmt: skip
     scaled = (query_BLHK.astype(jnp.float32) * head_dim**-0.5).astype(query_BLHK.dtype)
     query, key, value = (array.transpose(0, 2, 1, 3) for array in (scaled, key_BLGK, value_BLGK))
-    if segment_ids_BL is None:
-        context = jax.vmap(kernel)(query, key, value)
-    else:
-        context = jax.vmap(kernel)(query, key, value, kernels.SegmentIds(segment_ids_BL, segment_ids_BL))
-    return context.transpose(0, 2, 1, 3)
+    documents = () if segment_ids_BL is None else (kernels.SegmentIds(segment_ids_BL, segment_ids_BL),)
+    context_BHLK: Any = jax.vmap(kernel)(query, key, value, *documents)
+    return context_BHLK.transpose(0, 2, 1, 3)

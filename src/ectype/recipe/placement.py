@@ -55,6 +55,8 @@ class Placement(Section):
     """Row of `chips.csv`, for utilisation; None: the peak is not known and no utilisation is reported."""
     devices: Positive | None = None
     """CPU only: simulated devices to split this machine's cores into; None means one."""
+    compiler_flags: str | None = None
+    """TPU only: a set of `compiler_flags.json`; None takes the chip's own."""
     mesh: Mesh = Mesh()
     micro_batch_windows: Positive | None = None
     """Windows per device and micro-batch; None: the whole share of the device at once."""

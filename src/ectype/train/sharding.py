@@ -1,6 +1,7 @@
 """Which device holds what: the mesh of a placement, and where each parameter is split."""
 
 import math
+import os
 from typing import Any
 
 import jax
@@ -10,10 +11,13 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from ectype.errors import EctypeError
 from ectype.model.decoder import parameter_shapes
 from ectype.model.parallel import CONTEXT, TENSOR, Split
+from ectype.recipe.compiler_flags import compiler_flags
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Model, Recipe
 
 Tree = Any
+LIBTPU_FLAGS = "LIBTPU_INIT_ARGS"
+"""The environment variable with the TPU compiler's flags."""
 MESH_AXES = ("data", "fsdp", CONTEXT, TENSOR)
 """Outermost first: neighbouring devices share a copy's tensors, then its sequences, then its parameters."""
 
@@ -44,7 +48,13 @@ def prepare_devices(placement: Placement) -> None:
         EctypeError: JAX already runs with other devices.
     """
     if placement.platform != "cpu":
+        # libtpu reads its flags when the first device is asked for. What the user has set comes last, so it counts.
+        asked = (*compiler_flags(placement), os.environ.get(LIBTPU_FLAGS, ""))
+        if any(asked):
+            os.environ[LIBTPU_FLAGS] = " ".join(filter(None, asked))
         return
+    # Also where the machine has an accelerator: a CPU placement means its cores.
+    jax.config.update("jax_platforms", "cpu")
     wanted = placement.devices or 1
     if jax.config.jax_num_cpu_devices >= wanted:  # pyright: ignore[reportAttributeAccessIssue] - set at run time
         return  # More than enough were asked for already: the mesh takes the first ones.
