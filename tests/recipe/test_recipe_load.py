@@ -266,6 +266,17 @@ def test_a_recipe_cannot_be_changed_in_place() -> None:
         ("schedule.peak", float("nan"), "schedule.peak"),
         ("schedule.peak", float("inf"), "schedule.peak"),
         ("duration_steps", 0, "duration_steps"),
+        ("duration_steps", True, "duration_steps"),
+        ("duration_steps", "640", "duration_steps"),
+        ("duration_steps", 2**31, "duration_steps"),
+        ("schedule.peak", True, "schedule.peak"),
+        ("schedule.peak", "1e-3", "schedule.peak"),
+        ("model.tied_head", "yes", "model.tied_head"),
+        ("model.tied_head", 1, "model.tied_head"),
+        ("model.init_seed", -1, "model.init_seed"),
+        ("model.init_seed", 2**63, "model.init_seed"),
+        ("data.order.seed", 2**63, "data.order.seed"),
+        ("data.repetition_filter", {"min_period": 14}, "above max_period"),
     ],
 )
 def test_impossible_recipes_are_refused(key: str, value: Any, said: str) -> None:

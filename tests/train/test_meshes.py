@@ -16,7 +16,7 @@ from ectype.model.parameters import init_parameters
 from ectype.recipe.load import load_placement, load_recipe
 from ectype.recipe.placement import Checkpoints
 from ectype.train.checkpoint import Saver, restore
-from ectype.train.sharding import LEAF_AXES, check_fit, make_mesh, mesh_sizes, named
+from ectype.train.sharding import LEAF_AXES, check_fit, check_memory, make_mesh, mesh_sizes, named
 from ectype.train.state import fresh_state, state_specs
 from ectype.train.step import DeviceBatch, build_train_step
 
@@ -291,3 +291,9 @@ def test_restored_onto_any_mesh_bit_equal(tmp_path, before, after):
         wanted = named(mesh, state_specs(recipe, mesh))
         same = jax.tree.map(lambda leaf, sharding: leaf.sharding == sharding, restored, wanted)
         assert all(jax.tree.leaves(same)), target
+
+
+@pytest.mark.parametrize("change", ["model.d_model=1073741824", "data.global_batch_windows=1073741824"])
+def test_what_no_machine_holds_is_refused_before_it_is_asked_for(change):
+    with pytest.raises(EctypeError, match="on a machine with"):
+        check_memory(load_recipe("toy-calm", [change]), load_placement("cpu"))

@@ -29,7 +29,9 @@ def plan(
     cache: Annotated[Path, CACHE_OPTION] = Path("~/.cache/ectype/plan"),
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> int:
-    """Compile the training step for a TPU slice and predict its cost; exit 1 when it does not fit. No TPU is needed.
+    """Predict what a recipe costs on a TPU slice, without a TPU.
+
+    Compiles the training step with the TPU compiler; exit 1 when it does not fit.
 
     Example: ectype plan olmo3-7b-stage2 --topology v5p:4x4x8 --placement v5p-4x4x8
     """

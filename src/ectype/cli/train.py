@@ -56,10 +56,6 @@ def train(
 ) -> None:
     """Train a recipe into a run folder, or resume it. Example: ectype train toy-calm --run runs/calm"""
     from ectype.recipe.load import load_placement
-    from ectype.train.distributed import join
-    from ectype.train.loop import train_run
-    from ectype.train.profile import parse_profiled_steps
-    from ectype.train.sharding import prepare_devices
 
     given: dict[str, str | None] = {} if index is None else {"index": index}
     if weights is not None:
@@ -67,6 +63,12 @@ def train(
     choices = {"keep": keep or [], "reset": reset or []}
     spec = _recipe(recipe, overrides or [], choices, remap or [], source, given)
     where = load_placement(placement, placement_overrides or ())
+    # The numerical libraries take seconds to load: only for what was read without an error.
+    from ectype.train.distributed import join
+    from ectype.train.loop import train_run
+    from ectype.train.profile import parse_profiled_steps
+    from ectype.train.sharding import prepare_devices
+
     prepare_devices(where)
     join(coordinator, processes, process)
     with open_tensorboard(tensorboard) as write, ProgressBar() as bar:

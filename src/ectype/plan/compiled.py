@@ -24,17 +24,8 @@ from ectype.recipe.spec import Recipe
 PROGRAM, COMPILED = "program.txt.gz", "compiled.json"
 _SOURCES = ("model", "train", "recipe", "plan/worker.py")
 """Parts of the package that decide what is compiled."""
-_NOT_COMPILED = (
-    "name",
-    "description",
-    "landmarks",
-    "inputs",
-    "evaluation",
-    "checkpoints",
-    "loader",
-    "phase_limit_seconds",
-)
-"""Fields of recipe and placement that no program depends on."""
+_NOT_COMPILED = ("name", "description", "landmarks", "inputs", "evaluation")
+"""Fields of recipe and placement that no program depends on and that often change."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ectype.artifacts import read_json, replacing, write_json
 from ectype.model.decoder import parameter_shapes
+from ectype.plan.compiled import COMPILED, PROGRAM
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe
 from ectype.train.optimizer import init_optimizer
@@ -31,7 +32,6 @@ from ectype.train.sharding import BATCH_AXES, check_fit, mesh_sizes
 from ectype.train.state import TrainState, state_shardings
 from ectype.train.step import DeviceBatch, build_train_step
 
-PROGRAM, COMPILED = "program.txt.gz", "compiled.json"
 _MEMORY = (
     "argument_size_in_bytes", "output_size_in_bytes", "alias_size_in_bytes", "temp_size_in_bytes",
     "generated_code_size_in_bytes", "peak_memory_in_bytes", "host_temp_size_in_bytes", "host_argument_size_in_bytes",

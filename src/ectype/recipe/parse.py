@@ -1,6 +1,7 @@
 """From untrusted values to a checked specification or record, or one error that names the file and its fields."""
 
 import difflib
+import json
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,8 @@ def parse(
     """
     _refuse_other_kinds(spec, values, source, mend)
     try:
-        return spec.model_validate(values)
+        # As JSON, in which a list may stand for a tuple but neither `true` for 1 nor "5" for 5.
+        return spec.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         lines = [_explain(spec, item) for item in error.errors()]
         raise EctypeError(f"{source}: {first_of(lines, _SHOWN_FAULTS)}", expected, mend) from None

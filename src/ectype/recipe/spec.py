@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Positive = Annotated[int, Field(gt=0)]
+Positive = Annotated[int, Field(gt=0, lt=2**31)]
+"""A count or a size: array dimensions and steps are 32-bit."""
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Dtype = Literal["float32", "bfloat16"]
 
 
@@ -57,7 +59,7 @@ class Model(Section):
     init_std: Annotated[float, Field(gt=0)] = 0.02
     init_cut: Annotated[float, Field(gt=0)] = 3.0
     """Truncation of the initial normal, in standard deviations."""
-    init_seed: int = 0
+    init_seed: Seed = 0
 
     @model_validator(mode="after")
     def _consistent(self) -> "Model":
@@ -88,6 +90,12 @@ class RepetitionFilter(Section):
     min_period: Positive = 1
     max_count: Positive = 32
 
+    @model_validator(mode="after")
+    def _consistent(self) -> "RepetitionFilter":
+        if self.min_period > self.max_period:
+            raise ValueError(f"min_period {self.min_period} is above max_period {self.max_period}")
+        return self
+
 
 class Packing(Section):
     """Best-fit document packing for long context (OLMo-core's NumpyPackedFSLDataset)."""
@@ -103,7 +111,7 @@ class Order(Section):
     """Which windows make up global batch k: a pure function of the index, this section and k."""
 
     kind: Literal["olmo-core", "stateless", "sequential"] = "olmo-core"
-    seed: Annotated[int, Field(ge=0)]
+    seed: Seed
     max_target_length_tokens: Positive | None = None
     """OLMo-core's max_target_sequence_length: shuffle chunks of this many tokens as one."""
 

@@ -96,10 +96,12 @@ class GoodputLog:
 
     @contextmanager
     def spending(self, what: Cost) -> Iterator[None]:
-        """Time the block."""
+        """Time the block, also one that is left by an error."""
         began = time.perf_counter()
-        yield
-        self.add(what, time.perf_counter() - began)
+        try:
+            yield
+        finally:
+            self.add(what, time.perf_counter() - began)
 
     def updated(self, seconds: float) -> None:
         """An update and the wait for its data took `seconds`; its row of metrics says so, too."""

@@ -40,7 +40,7 @@ from ectype.train.hand_over import plan_hand_over, take_over
 from ectype.train.measurement import open_meter
 from ectype.train.profile import ProfiledSteps, Tracer
 from ectype.train.schedule import learning_rate, with_known_horizon
-from ectype.train.sharding import BATCH_AXES, check_fit, make_mesh, prepare_devices
+from ectype.train.sharding import BATCH_AXES, check_fit, check_memory, make_mesh, prepare_devices
 from ectype.train.state import TrainState, fresh_state, perturbed, state_shardings
 from ectype.train.step import DeviceBatch, build_train_step
 from ectype.train.watchdog import Watchdog
@@ -155,6 +155,7 @@ def _open_job(
     prepare_devices(placement)
     mesh = make_mesh(placement)
     check_fit(recipe, mesh, placement)
+    check_memory(recipe, placement)
     if recipe.inputs.index is None:
         raise EctypeError("the recipe names no index", "inputs.index", "give --index FILE")
     first = jax.process_index() == 0

@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
@@ -125,6 +126,27 @@ def check_fit(recipe: Recipe, mesh: Mesh | AbstractMesh, placement: Placement) -
         raise EctypeError(
             f"micro_batch_windows {micro} with {share} windows a device", f"one of {fitting}",
             f"set micro_batch_windows={max(count for count in fitting if count <= micro)}",
+        )  # fmt: skip
+
+
+def check_memory(recipe: Recipe, placement: Placement) -> None:
+    """Refuse a state and a batch that this machine cannot hold; elsewhere the device's own allocator says so.
+
+    Raises:
+        EctypeError: parameters, moments, gradients and one batch of tokens take more than the machine's memory.
+    """
+    if placement.platform != "cpu":
+        return
+    numerics, shapes = recipe.numerics, parameter_shapes(recipe.model)
+    weights = sum(math.prod(shape) for shape in jax.tree.leaves(shapes, is_leaf=lambda leaf: isinstance(leaf, tuple)))
+    a_weight = 2 * jnp.dtype(numerics.parameters).itemsize + 2 * jnp.dtype(numerics.moments).itemsize
+    needed = weights * a_weight + recipe.data.global_batch_tokens * np.dtype(np.int32).itemsize
+    held = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > held:
+        raise EctypeError(
+            f"a state and a batch of {needed / 1e9:.1f} GB ({weights:,} parameters) on a machine with "
+            f"{held / 1e9:.1f} GB", "what the machine can hold",
+            "take a smaller model or batch, or a placement on accelerators",
         )  # fmt: skip
 
 
