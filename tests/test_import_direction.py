@@ -22,13 +22,14 @@ RANKS = {
     "evaluate": 6,
     "plan": 6,
     "compare": 7,
+    "tasks": 7,
     "report": 8,
     "demo": 9,
     "cli": 10,
 }
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "managers", "misc"}
 SLOW_TO_IMPORT = {"jax", "jaxlib", "flax", "optax", "orbax", "grain", "numpy", "torch", "transformers", "safetensors"}
-SLOW_TO_IMPORT |= {"plotly", "pydantic"}
+SLOW_TO_IMPORT |= {"plotly", "pydantic", "lm_eval"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -59,13 +59,21 @@ class Attention(nnx.Module):
 
     def __call__(self, x_BLD: jax.Array, model: Model, window: int | None, around: Surroundings) -> jax.Array:
         split = around.split
-        query, key, value = self.project(x_BLD, model, split)
-        cos, sin = around.rotary[window is None]
-        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        query, key, value = self.rotated(x_BLD, model, around.rotary[window is None], split)
         query, key, value = split.to_heads(query), split.to_heads(key), split.to_heads(value)
         context = attention(query, key, value, window, around.segment_ids, around.block_tokens, around.kernel)
-        context = split.to_sequence(context)
-        context = checkpoint_name(context.reshape(*x_BLD.shape[:2], -1), "context")
+        return self.leave(split.to_sequence(context), split)
+
+    def rotated(
+        self, x_BLD: jax.Array, model: Model, tables: tuple[jax.Array, jax.Array], split: Split = UNSPLIT
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Query, key and value as `project` gives them, query and key rotated by the layer's cos and sin."""
+        query, key, value = self.project(x_BLD, model, split)
+        return rotate(query, *tables), rotate(key, *tables), value
+
+    def leave(self, context_BLHK: jax.Array, split: Split = UNSPLIT) -> jax.Array:
+        """The output projection of what the heads read, [B, L, D]."""
+        context = checkpoint_name(context_BLHK.reshape(*context_BLHK.shape[:2], -1), "context")
         return checkpoint_name(split.leave(linear(context, self.output[...])), "attention_output")
 
     def project(self, x_BLD: jax.Array, model: Model, split: Split = UNSPLIT) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -124,13 +132,18 @@ class Layer(nnx.Module):
         self.mlp_norm = nnx.Param(ones((*stack, model.d_model)))
 
     def __call__(self, x_BLD: jax.Array, model: Model, window: int | None, around: Surroundings) -> jax.Array:
-        attend = (model, window, around)
+        return self.wrap(x_BLD, model, lambda x_BLD: self.attention(x_BLD, model, window, around), around.split)
+
+    def wrap(
+        self, x_BLD: jax.Array, model: Model, attend: Callable[[jax.Array], jax.Array], split: Split = UNSPLIT
+    ) -> jax.Array:
+        """The layer around `attend`, its attention: norms, residuals and MLP."""
         x_BLD = checkpoint_name(x_BLD, "layer_input")
         if model.norm_placement == "after":
-            x_BLD = x_BLD + rms_norm(self.attention(x_BLD, *attend), self.attention_norm[...], model.norm_eps)
-            return x_BLD + rms_norm(self.mlp(x_BLD, around.split), self.mlp_norm[...], model.norm_eps)
-        x_BLD = x_BLD + self.attention(rms_norm(x_BLD, self.attention_norm[...], model.norm_eps), *attend)
-        return x_BLD + self.mlp(rms_norm(x_BLD, self.mlp_norm[...], model.norm_eps), around.split)
+            x_BLD = x_BLD + rms_norm(attend(x_BLD), self.attention_norm[...], model.norm_eps)
+            return x_BLD + rms_norm(self.mlp(x_BLD, split), self.mlp_norm[...], model.norm_eps)
+        x_BLD = x_BLD + attend(rms_norm(x_BLD, self.attention_norm[...], model.norm_eps))
+        return x_BLD + self.mlp(rms_norm(x_BLD, self.mlp_norm[...], model.norm_eps), split)
 
 
 class Rows(nnx.Module):

@@ -70,6 +70,14 @@ class RunFolder:
         """Evaluations that are there, by ascending landmark."""
         return sorted((self.path / "evaluations").glob("step-*.json"))
 
+    def task_evaluation(self, step: int) -> Path:
+        """Downstream tasks on the weights of one step."""
+        return self.path / "evaluations" / f"tasks-{_landmark_name(step)}"
+
+    def task_evaluations(self) -> list[Path]:
+        """Records of downstream tasks that are there, by ascending step."""
+        return sorted((self.path / "evaluations").glob("tasks-step-*.json"))
+
     def against_run(self, step: int) -> Path:
         """In a twin's folder: its comparison with the run at one landmark. It is no evaluation of the twin itself."""
         return self.path / "against-run" / _landmark_name(step)
