@@ -37,8 +37,8 @@ def offline_tasks(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="session")
 def hugging_face(toy: Path, toy_tokenizer: Path) -> Any:
     """lm-evaluation-harness's own model class on the same weights."""
-    pytest.importorskip("lm_eval")
-    pytest.importorskip("torch")
+    for needed in ("lm_eval", "torch", "accelerate"):
+        pytest.importorskip(needed)
     from lm_eval.models.huggingface import HFLM
 
     return HFLM(

@@ -1,7 +1,8 @@
 """The model class `ectype` beside lm-evaluation-harness's own on the same weights, float32: sample by sample.
 
-Tolerance 1e-4 nats per sample; a rolling log-likelihood of a long text is a sum near 2,000, whose float32 spacing is
-1.2e-4 in the other model's own sums, so it is held to that relative precision.
+Tolerance 1e-4 nats per sample. The rolling log-likelihood of a long text is a sum near 2,000, which the other model
+takes in float32, where numbers of that size lie 1.2e-4 to 2.4e-4 apart. There, 1e-4 holds against its own
+log-probabilities summed in float64, and its sums are met to the spacing.
 """
 
 import json
@@ -98,6 +99,20 @@ def test_rolling_log_likelihood(hugging_face, ours, shared):
     for batch_size in (1, 8):
         found = ours(batch_size=batch_size).loglikelihood_rolling(asked)
         assert found == pytest.approx(wanted, abs=TOLERANCE, rel=2**-23)
+        assert found == pytest.approx([_summed_in_float64(hugging_face, text) for text in texts], abs=TOLERANCE)
+
+
+def _summed_in_float64(model, text):
+    """The model's own log-probabilities of the harness's windows."""
+    import torch
+
+    total = 0.0
+    tokens = model.tok_encode(text)
+    for inputs, targets in get_rolling_token_windows(tokens, model.prefix_token_id, model.max_length, 1):
+        logits = model._model_call(torch.tensor([inputs]))[0, -len(targets) :]
+        chosen = torch.log_softmax(logits, -1).gather(1, torch.tensor(targets)[:, None])
+        total += float(chosen.double().sum())
+    return total
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 8, 10, 17])

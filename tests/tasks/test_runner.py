@@ -76,6 +76,7 @@ def test_groups_count_the_items_of_their_tasks():
     [
         (["--tasks", "piqa"], "--tasks without --tokenizer"),
         (["--limit", "3"], "--limit without --tasks"),
+        (["--tasks", "x", "--reference", "r"], "--reference with --tasks"),
         (["--tasks", "x", "--tokenizer", "t.json", "--landmark", "4"], "--landmark for"),
     ],
 )
@@ -105,7 +106,7 @@ def test_tasks_of_a_run_are_recorded_and_added_to(tmp_path, imported, toy_tokeni
     accuracy = record.tasks["fx_piqa"].metrics["acc"]
     assert 0 <= (accuracy.value or 0) <= 1
     assert accuracy.standard_error is not None
-    assert (record.step, record.protocol.max_length, record.protocol.limit) == (None, 256, 6)
+    assert (record.step, record.protocol.max_length, record.protocol.limit) == (640, 256, 6)
     assert record.protocol.harness.startswith("lm_eval 0.")
 
 

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -64,6 +64,8 @@ def evaluate(
     task_options = {
         "tokenizer": tokenizer, "task_path": task_path, "limit": limit, "shots": shots, "max_length": max_length
     }  # fmt: skip
+    if tasks and reference is not None:
+        raise EctypeError("--reference with --tasks", "one of the two", "tasks have no reference: leave it out")
     if tasks:
         options = {name: value for name, value in task_options.items() if value is not None}
         _evaluate_tasks(run, tasks, landmark, compute, batch_windows, options, json_output)
@@ -88,8 +90,8 @@ def evaluate(
 
 
 def _evaluate_tasks(
-    path: Path, names: list[str], landmarks: list[int] | None, compute: str, batch_rows: int | None,
-    options: dict[str, Any], json_output: bool,
+    path: Path, names: list[str], landmarks: list[int] | None, compute: Literal["float32", "bfloat16"],
+    batch_rows: int | None, options: dict[str, Any], json_output: bool,
 ) -> None:  # fmt: skip
     from ectype.errors import EctypeError
     from ectype.run.paths import RunFolder
@@ -101,21 +103,26 @@ def _evaluate_tasks(
     settings = TaskSettings(
         separate, batch_rows=batch_rows or TaskSettings.batch_rows, compute_dtype=compute, **options
     )
-    with ProgressBar() as progress:
-        if RunFolder(path).recipe.is_file():
+    if RunFolder(path).recipe.is_file():
+        with ProgressBar() as progress:
             found = evaluate_run_tasks(path, settings, landmarks=landmarks or (), progress=progress)
-            emit(
-                {"evaluations": {str(step): each.model_dump(mode="json") for step, each in found.items()}},
-                json_output, lambda: [_show_tasks(f"step {step}", each) for step, each in found.items()],
-            )  # fmt: skip
-            return
-        if landmarks:
-            raise EctypeError(f"--landmark for {path}, which is no run", "a run folder", "leave --landmark out")
+        result = {"evaluations": {str(step): each.model_dump(mode="json") for step, each in found.items()}}
+        emit(result, json_output, lambda: _show_tasks({f"step {step}": each for step, each in found.items()}))
+        return
+    if landmarks:
+        raise EctypeError(f"--landmark for {path}, which is no run", "a run folder", "leave --landmark out")
+    with ProgressBar() as progress:
         one = evaluate_tasks(path, settings, progress=progress)
-    emit(one.model_dump(mode="json"), json_output, lambda: _show_tasks(str(path), one))
+    emit(one.model_dump(mode="json"), json_output, lambda: _show_tasks({str(path): one}))
 
 
-def _show_tasks(name: str, evaluation: Any) -> None:
+def _show_tasks(evaluations: dict[str, Any]) -> None:
+    for name, evaluation in evaluations.items():
+        console().print(f"{name}, {evaluation.protocol.harness}")
+        console().print(_task_table(evaluation))
+
+
+def _task_table(evaluation: Any) -> Any:
     table = plain_table("task", "version", "shots", "items", "metric", "value", "std. error", numbers_from=5)
     for task, result in evaluation.tasks.items():
         shots = "differ" if result.shots is None else str(result.shots)
@@ -123,8 +130,7 @@ def _show_tasks(name: str, evaluation: Any) -> None:
             error = "" if measured.standard_error is None else f"{measured.standard_error:.4f}"
             value = number(measured.value, ".4f")
             table.add_row(task, result.version, shots, f"{result.items:,}", metric, value, error)
-    console().print(f"{name}, {evaluation.protocol.harness}")
-    console().print(table)
+    return table
 
 
 def _show(evaluations: dict[int, Any], missing: tuple[int, ...]) -> None:

@@ -13,7 +13,7 @@ from ectype.errors import EXIT_BAD_INPUT, EctypeError
 def main() -> None:
     """What `python -m ectype.tasks` and the command `ectype-lm-eval` run."""
     try:
-        from lm_eval.__main__ import cli_evaluate
+        from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports] - extra `tasks`
 
         importlib.import_module("ectype.tasks.harness")
     except ImportError as error:

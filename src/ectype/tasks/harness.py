@@ -4,9 +4,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM
-from lm_eval.api.registry import register_model
+from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports] - extra `tasks`
+from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
+from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
 
 from ectype.errors import EctypeError
 from ectype.progress import Progress, silent

@@ -64,7 +64,12 @@ def evaluate_run_tasks(
         for step in steps:
             path = RunFolder(run_dir).task_evaluation(step)
             new = evaluate_tasks(RunFolder(run_dir).checkpoint(step), settings, progress=progress)
-            results[step] = merged(_stored(path), new)
+            if new.step not in (None, step):
+                raise EctypeError(
+                    f"{RunFolder(run_dir).checkpoint(step)} holds step {new.step}", f"step {step}",
+                    "a checkpoint was moved or renamed: restore it",
+                )  # fmt: skip
+            results[step] = merged(_stored(path), new.model_copy(update={"step": step}))
             write_tasks(path, results[step])
     return results
 
@@ -91,8 +96,8 @@ def evaluate_tasks(path: Path, settings: TaskSettings, *, progress: Progress = s
 
 
 def _run_harness(model: Any, names: Sequence[str], shots: int | None, settings: TaskSettings) -> Mapping[str, Any]:
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
+    from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports] - extra `tasks`
+    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
     if settings.task_path is not None and not settings.task_path.is_dir():
         raise EctypeError(f"no folder {settings.task_path}", "a folder with task definitions", "check --task-path")

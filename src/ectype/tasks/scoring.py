@@ -61,12 +61,11 @@ def score(
     rows, asking = _distinct_rows(requests)
     scores: list[Score] = [(0.0, True)] * len(requests)
     done = 0
-    for members, log_probabilities, firsts in _scored(params, model, rows, asking, requests, settings):
+    for members, found in _scored(params, model, rows, asking, requests, settings):
         for row in members:
             for request in asking[row]:
-                wanted = _places(row, requests[request])
-                total = sum(float(log_probabilities[place]) for place in wanted)
-                scores[request] = (total, all(bool(firsts[place]) for place in wanted))
+                own = [found[place] for place in _places(row, requests[request])]
+                scores[request] = (sum(log_probability for log_probability, _ in own), all(first for _, first in own))
                 done += 1
         progress("score, requests", done, len(requests))
     return scores
@@ -91,7 +90,7 @@ def _places(row: int, request: ScoringRequest) -> list[Place]:
 
 def _scored(
     params: Tree, model: Model, rows: list, asking: list, requests: Sequence[ScoringRequest], settings: Settings
-) -> Iterator[tuple[list[int], dict[Place, Any], dict[Place, Any]]]:
+) -> Iterator[tuple[list[int], dict[Place, Score]]]:
     """Row numbers of each batch with what was computed at each place. The next batch starts before one is fetched."""
     batch_rows, pending = whole_rows(settings.batch_rows, settings.devices), None
     for length, members in batches(rows, length_ladder(settings.max_length), batch_rows):
@@ -118,6 +117,6 @@ def _as_chunk(places: list[Place], in_batch: dict[int, int]) -> np.ndarray:
     return chunk
 
 
-def _fetched(members: list[int], places: list[Place], started: list) -> tuple[list[int], dict, dict]:
-    columns = [np.concatenate([np.asarray(part) for part in parts]) for parts in zip(*started, strict=True)]
-    return (members, *(dict(zip(places, column[: len(places)].tolist(), strict=True)) for column in columns))
+def _fetched(members: list[int], places: list[Place], started: list) -> tuple[list[int], dict[Place, Score]]:
+    columns = [np.concatenate([np.asarray(part) for part in parts]).tolist() for parts in zip(*started, strict=True)]
+    return members, dict(zip(places, zip(*columns, strict=True), strict=False))
