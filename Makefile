@@ -39,11 +39,11 @@ clean: ## Remove environments, runs and caches
 	touch $@
 
 # torch comes through pip, which picks its small CPU build where one is offered; everything else through uv,
-# which is many times faster. OLMo-core goes last, when its torch requirement is already met.
+# which is many times faster. OLMo-core and accelerate go last, when their torch requirement is already met.
 .venv-test/installed: $(PINS) pyproject.toml
 	$(PYTHON) -m venv .venv-test
 	.venv-test/bin/pip install -q -c $(PINS) uv
 	$(call INSTALL,.venv-test) -e '.[dev,plan]' transformers tokenizers
 	.venv-test/bin/pip install -q -c $(PINS) torch
-	$(call INSTALL,.venv-test) ai2-olmo-core
+	$(call INSTALL,.venv-test) lm-eval accelerate ai2-olmo-core
 	touch $@
