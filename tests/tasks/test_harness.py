@@ -61,8 +61,7 @@ def pairs(evaluated, hugging_face):
         ("line\n", "next"), ("<|endoftext|>In the", " beginning"), ("", "<|endoftext|>word"),
     ]  # fmt: skip
     samples = [sample for own in evaluated[0]["samples"].values() for sample in own]
-    asked = [tuple(each.values()) for sample in samples for each in sample["arguments"].values()]
-    asked = [(context, continuation) for context, continuation in asked] + odd
+    asked = [pair for sample in samples for pair in sample["arguments"]] + odd
     return asked, hugging_face.loglikelihood(_instances("loglikelihood", asked), disable_tqdm=True)
 
 

@@ -111,6 +111,23 @@ def test_tasks_of_a_run_are_recorded_and_added_to(tmp_path, imported, toy_tokeni
 
 
 @pytest.mark.reference
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--tasks", "fx_piqua"], "unknown task fx_piqua"),
+        (["--tasks", "fx_piqa", "--task-path", "nowhere"], "no folder nowhere"),
+        (["--tasks", "piqa"], "task items on this machine or within its reach"),
+        (["--tasks", "fx_piqa", "--tokenizer", "nowhere"], "no tokenizer nowhere"),
+    ],
+)
+def test_tasks_that_can_not_be_run_are_named(words, named, toy, toy_tokenizer, offline_tasks):
+    pytest.importorskip("lm_eval")
+    fixed = ["--tokenizer", str(toy_tokenizer), "--task-path", str(offline_tasks)]
+    result = CliRunner().invoke(app, ["evaluate", str(toy), *fixed, *words])
+    assert (result.exit_code, named in result.stderr) == (2, True), result.stderr
+
+
+@pytest.mark.reference
 def test_the_harness_own_command_knows_the_model(tmp_path, toy, toy_tokenizer, offline_tasks):
     pytest.importorskip("lm_eval")
     command = [

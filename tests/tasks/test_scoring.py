@@ -82,9 +82,10 @@ def test_scores_on_eight_devices(split):
     settings = Settings(max_length=24, batch_rows=3, devices=8)
     found, alone = score(_placed(split, 8), MODEL, requests, settings), score(_placed(), MODEL, requests, ONE)
     np.testing.assert_allclose([f for f, _ in found], [a for a, _ in alone], rtol=0, atol=2e-5)
-    if split:
-        query = _placed(True, 8)["blocks"]["0"]["attention"]["query"]
-        assert {shard.data.shape for shard in query.addressable_shards} == {(1, 32, 2)}
+    if not split:
+        return
+    query = _placed(True, 8)["blocks"]["0"]["attention"]["query"]
+    assert {shard.data.shape for shard in query.addressable_shards} == {(1, 32, 2)}
     prompts = [request.inputs[:15] for request in requests[::3]]
     made = [
         generate(_placed(*place), MODEL, prompts, 9, lambda ids: False, own)

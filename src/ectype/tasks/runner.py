@@ -84,20 +84,22 @@ def evaluate_tasks(path: Path, settings: TaskSettings, *, progress: Progress = s
         from ectype.tasks.harness import EctypeLM
     except ImportError as error:
         raise EctypeError(str(error), "the extra `tasks`", "pip install 'ectype[tasks]'") from None
+    by_shots = chosen_tasks(settings.names, settings.shots)
+    manager = _task_manager(settings, [name for names in by_shots.values() for name in names])
     model = EctypeLM(
         str(path), str(settings.tokenizer), batch_size=settings.batch_rows, max_length=settings.max_length,
         dtype=settings.compute_dtype, split_weights=settings.split_weights,
     )  # fmt: skip
     model.progress = progress
     results: dict[str, TaskResult] = {}
-    for shots, names in chosen_tasks(settings.names, settings.shots).items():
-        results |= task_results(_run_harness(model, names, shots, settings))
+    for shots, names in by_shots.items():
+        results |= task_results(_run_harness(model, manager, names, shots, settings.limit))
     return TaskEvaluation(step=model.subject.step, protocol=_protocol(model, settings), tasks=results)
 
 
-def _run_harness(model: Any, names: Sequence[str], shots: int | None, settings: TaskSettings) -> Mapping[str, Any]:
-    from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports] - extra `tasks`
-    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
+def _task_manager(settings: TaskSettings, names: Sequence[str]) -> Any:
+    """The harness's index of definitions, its own and those of `--task-path`."""
+    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports] - extra `tasks`
 
     if settings.task_path is not None and not settings.task_path.is_dir():
         raise EctypeError(f"no folder {settings.task_path}", "a folder with task definitions", "check --task-path")
@@ -108,10 +110,24 @@ def _run_harness(model: Any, names: Sequence[str], shots: int | None, settings: 
             f"unknown task {', '.join(unknown)}", "tasks that lm-evaluation-harness or --task-path defines",
             "list them with `lm-eval ls tasks`",
         )  # fmt: skip
-    found = simple_evaluate(
-        model=model, tasks=list(names), num_fewshot=shots, limit=settings.limit, task_manager=manager,
-        log_samples=False, fewshot_random_seed=FEWSHOT_SEED,
-    )  # fmt: skip
+    return manager
+
+
+def _run_harness(
+    model: Any, manager: Any, names: Sequence[str], shots: int | None, limit: int | None
+) -> Mapping[str, Any]:
+    from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports] - extra `tasks`
+
+    try:
+        found = simple_evaluate(
+            model=model, tasks=list(names), num_fewshot=shots, limit=limit, task_manager=manager, log_samples=False,
+            fewshot_random_seed=FEWSHOT_SEED,
+        )  # fmt: skip
+    except OSError as error:  # also what its library of data sets raises: not found, no connection, offline
+        raise EctypeError(
+            f"{', '.join(names)}: {error}", "task items on this machine or within its reach",
+            "check the connection, or define the tasks on local files and give --task-path",
+        ) from error  # fmt: skip
     if found is None:
         raise AssertionError("one process alone always gets the results")
     return found
