@@ -17,10 +17,10 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from ectype.model.attention import Kernel, attention
-from ectype.model.linear import gated_silu, linear
+from ectype.model.linear import gated_silu, linear, linear_from_heads, linear_to_heads
 from ectype.model.norm import rms_norm
 from ectype.model.parallel import UNSPLIT, Split
-from ectype.model.rope import rotary_tables, rotate
+from ectype.model.rope import rotary_tables, rotate, rotate_by_product
 from ectype.recipe.spec import Model
 
 Tree = dict[str, Any]
@@ -58,45 +58,52 @@ class Attention(nnx.Module):
             self.value_bias = nnx.Param(ones((*stack, key_dim)) * 0)
 
     def __call__(self, x_BLD: jax.Array, model: Model, window: int | None, around: Surroundings) -> jax.Array:
-        split = around.split
-        query, key, value = self.rotated(x_BLD, model, around.rotary[window is None], split)
+        split, apart = around.split, around.kernel == "splash"
+        query, key, value = self.project(x_BLD, model, split, apart)
+        turn = rotate_by_product if apart else rotate
+        cos, sin = around.rotary[window is None]
+        query, key = turn(query, cos, sin), turn(key, cos, sin)
         query, key, value = split.to_heads(query), split.to_heads(key), split.to_heads(value)
         context = attention(query, key, value, window, around.segment_ids, around.block_tokens, around.kernel)
-        return self.leave(split.to_sequence(context), split)
+        context = split.to_sequence(context)
+        if apart:
+            mixed = linear_from_heads(checkpoint_name(context, "context"), self.output[...])
+        else:
+            context = checkpoint_name(context.reshape(*x_BLD.shape[:2], -1), "context")
+            mixed = linear(context, self.output[...])
+        return checkpoint_name(split.leave(mixed), "attention_output")
 
-    def rotated(
-        self, x_BLD: jax.Array, model: Model, tables: tuple[jax.Array, jax.Array], split: Split = UNSPLIT
+    def project(
+        self, x_BLD: jax.Array, model: Model, split: Split = UNSPLIT, apart: bool = False
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Query, key and value as `project` gives them, query and key rotated by the layer's cos and sin."""
-        query, key, value = self.project(x_BLD, model, split)
-        return rotate(query, *tables), rotate(key, *tables), value
-
-    def leave(self, context_BLHK: jax.Array, split: Split = UNSPLIT) -> jax.Array:
-        """The output projection of what the heads read, [B, L, D]."""
-        context = checkpoint_name(context_BLHK.reshape(*context_BLHK.shape[:2], -1), "context")
-        return checkpoint_name(split.leave(linear(context, self.output[...])), "attention_output")
-
-    def project(self, x_BLD: jax.Array, model: Model, split: Split = UNSPLIT) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Normalised query [B, L, H, K] and key [B, L, G, K], and value [B, L, G, K], before rotation.
 
         Of a split model: this device's heads. Key-value heads that do not divide among the tensor devices are computed
-        by all of them; each then takes those that its query heads use.
+        by all of them; each then takes those that its query heads use. With `apart`, the products give heads apart,
+        which suits TPUs; else heads are taken apart at the end, which suits CPUs.
         """
         shared_keys = split.shares_keys(model.n_kv_heads)
         entered = split.enter(x_BLD)
         to_key = x_BLD if shared_keys else entered
-        query, key = linear(entered, self.query[...]), linear(to_key, self.key[...])
-        value = linear(to_key, self.value[...])
+
+        def product(x_BLD: jax.Array, weight: jax.Array) -> jax.Array:
+            return linear_to_heads(x_BLD, weight, model.head_dim) if apart else linear(x_BLD, weight)
+
+        def of_heads(vector: jax.Array) -> jax.Array:
+            return vector.reshape(-1, model.head_dim) if apart else vector
+
+        query, key = product(entered, self.query[...]), product(to_key, self.key[...])
+        value = product(to_key, self.value[...])
         if model.attention_bias:
-            query = query + self.query_bias[...].astype(query.dtype)
-            key = key + self.key_bias[...].astype(key.dtype)
-            value = value + self.value_bias[...].astype(value.dtype)
+            query = query + of_heads(self.query_bias[...]).astype(query.dtype)
+            key = key + of_heads(self.key_bias[...]).astype(key.dtype)
+            value = value + of_heads(self.value_bias[...]).astype(value.dtype)
         query, key = checkpoint_name(query, "query"), checkpoint_name(key, "key")
         value = checkpoint_name(value, "value")
         if model.qk_norm == "projection":
             # The whole projection shares one RMS: OLMo normalises before the split into heads.
-            query = rms_norm(query, self.query_norm[...], model.norm_eps, split)
-            key = rms_norm(key, self.key_norm[...], model.norm_eps, None if shared_keys else split)
+            query = rms_norm(query, of_heads(self.query_norm[...]), model.norm_eps, split)
+            key = rms_norm(key, of_heads(self.key_norm[...]), model.norm_eps, None if shared_keys else split)
         heads = [z.reshape(*z.shape[:2], -1, model.head_dim) for z in (query, key, value)]
         if model.qk_norm == "head":
             key_norm = self.key_norm[...] if shared_keys else split.enter(self.key_norm[...])
