@@ -59,17 +59,30 @@ class Attention(nnx.Module):
 
     def __call__(self, x_BLD: jax.Array, model: Model, window: int | None, around: Surroundings) -> jax.Array:
         split, apart = around.split, around.kernel == "splash"
-        query, key, value = self.project(x_BLD, model, split, apart)
-        turn = rotate_by_product if apart else rotate
-        cos, sin = around.rotary[window is None]
-        query, key = turn(query, cos, sin), turn(key, cos, sin)
+        query, key, value = self.rotated(x_BLD, model, around.rotary[window is None], split, apart)
         query, key, value = split.to_heads(query), split.to_heads(key), split.to_heads(value)
         context = attention(query, key, value, window, around.segment_ids, around.block_tokens, around.kernel)
-        context = split.to_sequence(context)
+        return self.leave(split.to_sequence(context), split, apart)
+
+    def rotated(
+        self,
+        x_BLD: jax.Array,
+        model: Model,
+        tables: tuple[jax.Array, jax.Array],
+        split: Split = UNSPLIT,
+        apart: bool = False,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Query, key and value as `project` gives them, query and key rotated by the layer's cos and sin."""
+        query, key, value = self.project(x_BLD, model, split, apart)
+        turn = rotate_by_product if apart else rotate
+        return turn(query, *tables), turn(key, *tables), value
+
+    def leave(self, context_BLHK: jax.Array, split: Split = UNSPLIT, apart: bool = False) -> jax.Array:
+        """The output projection of what the heads read, [B, L, D]; `apart` as in `project`."""
         if apart:
-            mixed = linear_from_heads(checkpoint_name(context, "context"), self.output[...])
+            mixed = linear_from_heads(checkpoint_name(context_BLHK, "context"), self.output[...])
         else:
-            context = checkpoint_name(context.reshape(*x_BLD.shape[:2], -1), "context")
+            context = checkpoint_name(context_BLHK.reshape(*context_BLHK.shape[:2], -1), "context")
             mixed = linear(context, self.output[...])
         return checkpoint_name(split.leave(mixed), "attention_output")
 
