@@ -74,3 +74,19 @@ def test_an_unknown_topology_is_refused_at_once(tmp_path):
     done = plan("--topology", "v5p:4x4", "--placement", "v5p-4x4x8", cache=tmp_path)
     assert done.returncode == 2
     assert "3 sizes" in json.loads(done.stdout)["error"]["expected"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--search", "--scale", "4,8"), "one question at a time"),
+        (("--write", "best.yaml"), "one question at a time"),
+        (("--scale", "4,some"), "counts of devices"),
+        (("--scale", "4,12"), "a power of two of chips"),
+        (("--compare", "olmo3-7b-stage2", "v5p-4x4x8"), "two recipes or two placements"),
+    ],
+)
+def test_questions_that_make_no_sense_are_refused_at_once(more, said, tmp_path):
+    done = plan("--topology", "v5p:2x2x1", "--placement", "v5p-4x4x8", *more, cache=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert said in json.loads(done.stdout)["error"]["expected"]

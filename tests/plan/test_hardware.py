@@ -3,7 +3,7 @@
 import pytest
 
 from ectype.errors import EctypeError
-from ectype.plan.hardware import load_hardware, parse_slice
+from ectype.plan.hardware import load_hardware, parse_slice, slice_of
 
 
 def test_slices_count_chips_and_devices():
@@ -23,3 +23,20 @@ def test_clocks_follow_from_peak_and_matrix_units():
     """1.75 GHz on v5p is the rate at which compiler cycles equal its `optimal_seconds`."""
     clocks = {name: one.clock_hz / 1e9 for name, one in load_hardware().items()}
     assert clocks == pytest.approx({"v5e": 1.5, "v5p": 1.75, "v6e": 1.75, "tpu7x": 2.2}, rel=3e-3)
+
+
+@pytest.mark.parametrize(
+    ("chip", "devices", "name"),
+    [
+        ("v5p", 4, "v5p:2x2x1"), ("v5p", 16, "v5p:2x2x4"), ("v5p", 128, "v5p:4x4x8"), ("v5p", 512, "v5p:8x8x8"),
+        ("tpu7x", 8, "tpu7x:2x2x1"), ("tpu7x", 512, "tpu7x:4x8x8"), ("v6e", 32, "v6e:4x8"), ("v6e", 256, "v6e:16x16"),
+    ],
+)  # fmt: skip
+def test_the_slice_of_a_count_of_devices(chip, devices, name):
+    assert slice_of(load_hardware()[chip], devices).name == name
+
+
+@pytest.mark.parametrize(("chip", "devices"), [("v5p", 0), ("v5p", 96), ("tpu7x", 7), ("tpu7x", 1)])
+def test_counts_that_are_no_slice_are_refused(chip, devices):
+    with pytest.raises(EctypeError, match="devices of"):
+        slice_of(load_hardware()[chip], devices)

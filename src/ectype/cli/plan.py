@@ -1,7 +1,9 @@
 """`ectype plan`: what a recipe would cost on a TPU slice, before one is rented."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +19,12 @@ CACHE_OPTION = typer.Option(
 )
 
 
+SEARCH_OPTION = typer.Option("--search", help="Try other meshes, micro-batches, remat sets, blocks and flags.")
+WRITE_OPTION = typer.Option("--write", metavar="FILE", help="With --search: write the best placement here.")
+SCALE_OPTION = typer.Option("--scale", metavar="N,N,..", help="These counts of devices, each with as many windows.")
+COMPARE_OPTION = typer.Option("--compare", metavar="A B", help="Two recipes, or two placements, on the same slice.")
+
+
 @verb
 def plan(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Shipped recipe name or YAML file.")],
@@ -26,6 +34,10 @@ def plan(
     placement_overrides: Annotated[
         list[str] | None, typer.Option("--placement-set", help="Placement field=value; may repeat.")
     ] = None,
+    search: Annotated[bool, SEARCH_OPTION] = False,
+    write: Annotated[Path | None, WRITE_OPTION] = None,
+    scale: Annotated[str | None, SCALE_OPTION] = None,
+    compare: Annotated[tuple[str, str] | None, COMPARE_OPTION] = None,
     cache: Annotated[Path, CACHE_OPTION] = Path("~/.cache/ectype/plan"),
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> int:
@@ -35,18 +47,124 @@ def plan(
 
     Example: ectype plan olmo3-7b-stage2 --topology v5p:4x4x8 --placement v5p-4x4x8
     """
-    from ectype.plan.compiled import compile_step
+    from ectype.errors import EctypeError
     from ectype.plan.hardware import parse_slice
-    from ectype.plan.record import plan_record
     from ectype.recipe.load import load_placement, load_recipe
 
+    if sum((search, scale is not None, compare is not None)) > 1 or (write is not None and not search):
+        raise EctypeError(
+            "more than one of --search, --scale and --compare, or --write without --search", "one question at a time",
+            "leave the others out",
+        )  # fmt: skip
     where = parse_slice(topology)
     spec, place = load_recipe(recipe, overrides or ()), load_placement(placement, placement_overrides or ())
     with ProgressBar() as progress:
-        compiled = compile_step(spec, place, where, cache.expanduser(), progress)
-        record = plan_record(spec, place, where, compiled)
+        run = Planner(cache.expanduser(), progress)
+        if search:
+            return _search(run, spec, place, where, write, json_output)
+        if scale is not None:
+            return _several(run, _scaled(spec, place, where, scale), json_output)
+        if compare is not None:
+            pairs = _pair(spec, place, compare, overrides or (), placement_overrides or ())
+            return _several(run, [(name, one, layout, where) for name, one, layout in pairs], json_output)
+        record = run(spec, place, where)
     emit(record.model_dump(mode="json"), json_output, lambda: _show(record))
     return EXIT_DONE if record.memory.fits else EXIT_NEGATIVE
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Compiles, or takes from the cache, and judges."""
+
+    cache: Path
+    progress: ProgressBar
+
+    def __call__(self, recipe: Any, placement: Any, where: Any) -> "PlanRecord":
+        from ectype.plan.compiled import compile_step
+        from ectype.plan.record import plan_record
+
+        return plan_record(recipe, placement, where, compile_step(recipe, placement, where, self.cache, self.progress))
+
+
+def _search(run: Planner, recipe: Any, placement: Any, where: Any, write: Path | None, json_output: bool) -> int:
+    from ectype.artifacts import write_bytes_atomic
+    from ectype.plan.search import search
+    from ectype.recipe.load import to_yaml
+
+    tried = []
+    for one in search(recipe, placement, where, lambda candidate: run(recipe, candidate, where)):
+        tried.append(one)
+        run.progress.detail = f"{len(tried)} placements tried"
+    ranked = sorted(tried, key=lambda one: one.seconds)
+    best = ranked[0]
+    if write is not None and best.plan.memory.fits:
+        named = best.placement.model_copy(update={"name": write.stem})
+        write_bytes_atomic(write, to_yaml(named).encode())
+    rows = [(one.changed or f"{placement.name} as it is", one.plan) for one in ranked]
+    result = {"tried": [{"changed": name, "plan": plan.model_dump(mode="json")} for name, plan in rows]}
+    emit(result | {"best": best.placement.model_dump(mode="json")}, json_output, lambda: _show_several(rows))
+    return EXIT_DONE if best.plan.memory.fits else EXIT_NEGATIVE
+
+
+def _several(run: Planner, jobs: list[tuple[str, Any, Any, Any]], json_output: bool) -> int:
+    rows = [(name, run(recipe, placement, where)) for name, recipe, placement, where in jobs]
+    result = {"plans": [{"name": name, "plan": plan.model_dump(mode="json")} for name, plan in rows]}
+    emit(result, json_output, lambda: _show_several(rows))
+    return EXIT_DONE if all(plan.memory.fits for _, plan in rows) else EXIT_NEGATIVE
+
+
+def _scaled(recipe: Any, placement: Any, where: Any, scale: str) -> list[tuple[str, Any, Any, Any]]:
+    from ectype.errors import EctypeError
+    from ectype.plan.hardware import slice_of
+    from ectype.plan.scale import with_windows_of
+
+    try:
+        counts = [int(count) for count in scale.split(",")]
+    except ValueError:
+        raise EctypeError(f"--scale {scale}", "counts of devices", "for example --scale 128,256,512") from None
+    slices = [slice_of(where.hardware, count) for count in counts]
+    return [(one.name, with_windows_of(recipe, where.devices, one.devices), placement, one) for one in slices]
+
+
+def _pair(
+    recipe: Any, placement: Any, names: tuple[str, str], overrides: Sequence[str], placement_overrides: Sequence[str]
+) -> list[tuple[str, Any, Any]]:
+    from ectype.errors import EctypeError
+    from ectype.recipe.load import load_placement, load_recipe, shipped
+
+    def is_placement(name: str) -> bool:
+        return name in shipped("placement") or (Path(name).is_file() and "mesh:" in Path(name).read_text())
+
+    kinds = [is_placement(name) for name in names]
+    if kinds[0] != kinds[1]:
+        raise EctypeError(f"--compare {names[0]} {names[1]}", "two recipes or two placements", "name two of a kind")
+    if kinds[0]:
+        return [(name, recipe, load_placement(name, placement_overrides)) for name in names]
+    return [(name, load_recipe(name, overrides), placement) for name in names]
+
+
+def _show_several(rows: list[tuple[str, "PlanRecord"]]) -> None:
+    table = plain_table(
+        "", "devices", "GB a device", "seconds", "tokens/s", "TFLOP/s a device", "over the first", numbers_from=1
+    )
+    first = rows[0][1]
+    for name, record in rows:
+        memory, step = record.memory, record.step
+        used = memory.peak or memory.refused_at
+        size = "?" if used is None else f"{used / 1e9:.1f}"
+        if step is None:
+            table.add_row(name, str(record.devices), size, "does not fit", "", "", "")
+            continue
+        faster = (
+            ""
+            if first.step is None
+            else f"{step.tokens_per_second.expected / first.step.tokens_per_second.expected:.3f}"
+        )
+        table.add_row(
+            name, str(record.devices), size, f"{step.seconds.expected:.3f}", f"{step.tokens_per_second.expected:,.0f}",
+            f"{step.model_tflops_per_device.expected:.1f}", faster,
+        )  # fmt: skip
+    console().print(table)
 
 
 def _show(record: "PlanRecord") -> None:

@@ -92,3 +92,21 @@ def parse_slice(text: str) -> Slice:
             f"for example --topology {match[1]}:{'x'.join(['2', '2', '1'][: hardware.torus_axes])}",
         )  # fmt: skip
     return Slice(hardware, shape)
+
+
+def slice_of(hardware: Hardware, devices: int) -> Slice:
+    """The slice of so many devices whose sides differ least, each a power of two.
+
+    Raises:
+        EctypeError: no such slice.
+    """
+    chips, left = divmod(devices, hardware.chip.devices_per_chip)
+    if left or chips < 1 or chips & (chips - 1):
+        raise EctypeError(
+            f"{devices} devices of {hardware.libtpu_name}",
+            f"a power of two of chips, each {hardware.chip.devices_per_chip} devices", "choose another count",
+        )  # fmt: skip
+    doublings, axes = chips.bit_length() - 1, hardware.torus_axes
+    sides = sorted(2 ** ((doublings + axis) // axes) for axis in range(axes))
+    # The names count sides upwards, but for the smallest slices, which lie flat: 2x2x1.
+    return Slice(hardware, tuple(sides if sides[0] > 1 else reversed(sides)))
