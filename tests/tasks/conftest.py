@@ -11,6 +11,9 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
+LONGEST = 64
+"""Tokens of the longest input: far below the model's own 256, so that most contexts are cut and few shapes occur."""
+
 
 @pytest.fixture(scope="session")
 def toy(shared: Path) -> Path:
@@ -42,7 +45,8 @@ def hugging_face(toy: Path, toy_tokenizer: Path) -> Any:
     from lm_eval.models.huggingface import HFLM
 
     return HFLM(
-        pretrained=str(toy), tokenizer=str(toy_tokenizer.parent), device="cpu", dtype="float32", batch_size=8
+        pretrained=str(toy), tokenizer=str(toy_tokenizer.parent), device="cpu", dtype="float32", batch_size=8,
+        max_length=LONGEST,
     )  # fmt: skip
 
 
@@ -53,4 +57,6 @@ def ours(toy: Path, toy_tokenizer: Path) -> Callable[..., Any]:
     pytest.importorskip("transformers")
     from ectype.tasks.harness import EctypeLM
 
-    return lambda **arguments: EctypeLM(str(toy), str(toy_tokenizer), **{"devices": 1} | arguments)
+    return lambda **arguments: EctypeLM(
+        str(toy), str(toy_tokenizer), **{"devices": 1, "max_length": LONGEST} | arguments
+    )

@@ -93,6 +93,7 @@ def test_tasks_of_a_run_are_recorded_and_added_to(tmp_path, imported, toy_tokeni
     run.recipe.write_text(to_yaml(load_recipe("toy-calm")))
     run.checkpoint(640).symlink_to(imported(640), target_is_directory=True)
     fixed = ["--tokenizer", str(toy_tokenizer), "--task-path", str(offline_tasks), "--limit", "6", "--json"]
+    fixed += ["--max-length", "64"]
     for words in (["--tasks", "fx_piqa"], ["--tasks", "fx_mmlu,fx_arc_easy", "--shots", "1"]):
         result = CliRunner().invoke(app, ["evaluate", str(tmp_path), *words, *fixed])
         assert result.exit_code == 0, result.stderr
@@ -106,7 +107,7 @@ def test_tasks_of_a_run_are_recorded_and_added_to(tmp_path, imported, toy_tokeni
     accuracy = record.tasks["fx_piqa"].metrics["acc"]
     assert 0 <= (accuracy.value or 0) <= 1
     assert accuracy.standard_error is not None
-    assert (record.step, record.protocol.max_length, record.protocol.limit) == (640, 256, 6)
+    assert (record.step, record.protocol.max_length, record.protocol.limit) == (640, 64, 6)
     assert record.protocol.harness.startswith("lm_eval 0.")
 
 
