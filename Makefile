@@ -11,13 +11,16 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 PINS := constraints.txt
 INSTALL = $(1)/bin/uv pip install -q --python $(1)/bin/python -c $(PINS) -b $(PINS)
 
-.PHONY: demo test check format clean
+.PHONY: demo test test-long check format clean
 
 demo: .venv/installed ## Reproduce the bundled run and print the verdict
 	.venv/bin/ectype demo --out $(OUT)
 
-test: .venv-test/installed ## The whole test suite
-	.venv-test/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+test: .venv-test/installed ## The test suite, but for what is marked long
+	.venv-test/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long" $(PYTEST_ARGS)
+
+test-long: .venv-test/installed ## The rest: toy stages through every hand-over, beside OLMo-core
+	.venv-test/bin/python -m pytest -n 0 -m long $(PYTEST_ARGS)
 
 check: .venv-test/installed ## Lint, format, types, import direction, house rules
 	.venv-test/bin/ruff check .

@@ -27,7 +27,7 @@ from ectype.model.rope import rotary_tables
 from ectype.recipe.spec import Model
 from ectype.train import loop
 
-pytestmark = [pytest.mark.reference, pytest.mark.slow]
+pytestmark = [pytest.mark.reference, pytest.mark.long]
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks/peers/olmo_core_stages.py"
 STAGES = {"stage1": (1, 16), "stage1-extension": (17, 24), "stage2": (1, 16), "stage3": (1, 12)}
 """First and last update of each."""

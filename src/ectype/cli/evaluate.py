@@ -43,7 +43,7 @@ def evaluate(
     max_length: Annotated[int | None, MAX_LENGTH_OPTION] = None,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Measure a run against its reference on held-out text, or on downstream tasks.
+    """Measure a run and its reference on held-out text, or on tasks.
 
     At each landmark that both have. Each record lies in RUN/evaluations; a record whose inputs have not changed is
     kept, so a stopped evaluation goes on where it was.

@@ -1,7 +1,6 @@
 """`ectype plan`: what a recipe would cost on a TPU slice, before one is rented."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,8 @@ from ectype.errors import EXIT_DONE, EXIT_NEGATIVE
 
 if TYPE_CHECKING:
     from ectype.plan.record import BandRecord, PlanRecord, StepRecord
+
+    Planner = Callable[[Any, Any, Any], PlanRecord]
 
 TOPOLOGY_OPTION = typer.Option("--topology", metavar="CHIP:SHAPE", help="Slice to compile for, as tpu7x:4x8x8.")
 CACHE_OPTION = typer.Option(
@@ -59,9 +60,9 @@ def plan(
     where = parse_slice(topology)
     spec, place = load_recipe(recipe, overrides or ()), load_placement(placement, placement_overrides or ())
     with ProgressBar() as progress:
-        run = Planner(cache.expanduser(), progress)
+        run = _planner(cache.expanduser(), progress)
         if search:
-            return _search(run, spec, place, where, write, json_output)
+            return _search(run, progress, spec, place, where, write, json_output)
         if scale is not None:
             return _several(run, _scaled(spec, place, where, scale), json_output)
         if compare is not None:
@@ -72,21 +73,26 @@ def plan(
     return EXIT_DONE if record.memory.fits else EXIT_NEGATIVE
 
 
-@dataclass(frozen=True)
-class Planner:
-    """Compiles, or takes from the cache, and judges."""
+def _planner(cache: Path, progress: ProgressBar) -> "Planner":
+    """Compiles a recipe's step on a slice, or takes it from the cache, and judges it."""
+    from ectype.plan.compiled import compile_step
+    from ectype.plan.record import plan_record
 
-    cache: Path
-    progress: ProgressBar
+    def run(recipe: Any, placement: Any, where: Any) -> "PlanRecord":
+        return plan_record(recipe, placement, where, compile_step(recipe, placement, where, cache, progress))
 
-    def __call__(self, recipe: Any, placement: Any, where: Any) -> "PlanRecord":
-        from ectype.plan.compiled import compile_step
-        from ectype.plan.record import plan_record
-
-        return plan_record(recipe, placement, where, compile_step(recipe, placement, where, self.cache, self.progress))
+    return run
 
 
-def _search(run: Planner, recipe: Any, placement: Any, where: Any, write: Path | None, json_output: bool) -> int:
+def _search(
+    run: "Planner",
+    progress: ProgressBar,
+    recipe: Any,
+    placement: Any,
+    where: Any,
+    write: Path | None,
+    json_output: bool,
+) -> int:
     from ectype.artifacts import write_bytes_atomic
     from ectype.plan.search import search
     from ectype.recipe.load import to_yaml
@@ -94,7 +100,7 @@ def _search(run: Planner, recipe: Any, placement: Any, where: Any, write: Path |
     tried = []
     for one in search(recipe, placement, where, lambda candidate: run(recipe, candidate, where)):
         tried.append(one)
-        run.progress.detail = f"{len(tried)} placements tried"
+        progress.detail = f"{len(tried)} placements tried"
     ranked = sorted(tried, key=lambda one: one.seconds)
     best = ranked[0]
     if write is not None and best.plan.memory.fits:
@@ -106,7 +112,7 @@ def _search(run: Planner, recipe: Any, placement: Any, where: Any, write: Path |
     return EXIT_DONE if best.plan.memory.fits else EXIT_NEGATIVE
 
 
-def _several(run: Planner, jobs: list[tuple[str, Any, Any, Any]], json_output: bool) -> int:
+def _several(run: "Planner", jobs: list[tuple[str, Any, Any, Any]], json_output: bool) -> int:
     rows = [(name, run(recipe, placement, where)) for name, recipe, placement, where in jobs]
     result = {"plans": [{"name": name, "plan": plan.model_dump(mode="json")} for name, plan in rows]}
     emit(result, json_output, lambda: _show_several(rows))

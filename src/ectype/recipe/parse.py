@@ -38,7 +38,7 @@ def parse(
     _refuse_other_kinds(spec, values, source, mend)
     try:
         # As JSON, in which a list may stand for a tuple but neither `true` for 1 nor "5" for 5.
-        return spec.model_validate_json(json.dumps(values, default=str), strict=True)
+        return spec.model_validate_json(json.dumps(values, default=_plain), strict=True)
     except ValidationError as error:
         lines = [_explain(spec, item) for item in error.errors()]
         raise EctypeError(f"{source}: {first_of(lines, _SHOWN_FAULTS)}", expected, mend) from None
@@ -95,6 +95,11 @@ def _refuse_other_kinds(spec: type[BaseModel], values: Any, source: str, mend: s
         if values.get("format") not in known:
             found = f"format {values['format']!r}" if "format" in values else "no format version"
             raise EctypeError(f"{source} has {found}", f"format {', '.join(map(str, known))}", mend)
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON does not know: a section as its fields, else its text, which no field takes for a number."""
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
 
 
 def _explain(spec: type[BaseModel], item: Mapping[str, Any]) -> str:
