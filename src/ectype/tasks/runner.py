@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ectype import __version__
 from ectype.artifacts import sha256_of_json
@@ -86,7 +86,7 @@ def evaluate_tasks(path: Path, settings: TaskSettings, *, progress: Progress = s
         raise EctypeError(str(error), "the extra `tasks`", "pip install 'ectype[tasks]'") from None
     by_shots = chosen_tasks(settings.names, settings.shots)
     manager = _task_manager(settings, [name for names in by_shots.values() for name in names])
-    model = EctypeLM(
+    model: Any = cast(Any, EctypeLM)(
         str(path), str(settings.tokenizer), batch_size=settings.batch_rows, max_length=settings.max_length,
         dtype=settings.compute_dtype, split_weights=settings.split_weights,
     )  # fmt: skip
@@ -116,10 +116,11 @@ def _task_manager(settings: TaskSettings, names: Sequence[str]) -> Any:
 def _run_harness(
     model: Any, manager: Any, names: Sequence[str], shots: int | None, limit: int | None
 ) -> Mapping[str, Any]:
-    from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports] - extra `tasks`
+    import lm_eval  # pyright: ignore[reportMissingImports] - extra `tasks`
 
+    evaluate = cast(Any, lm_eval).simple_evaluate  # the harness's decorators hide its parameters
     try:
-        found = simple_evaluate(
+        found = evaluate(
             model=model, tasks=list(names), num_fewshot=shots, limit=limit, task_manager=manager, log_samples=False,
             fewshot_random_seed=FEWSHOT_SEED,
         )  # fmt: skip
