@@ -12,7 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
 LONGEST = 256
-"""Tokens of the longest input: far below the model's own 256, so that most contexts are cut and few shapes occur."""
+"""Tokens of the longest input, the length that the model was trained at."""
 
 
 @pytest.fixture(scope="session")
