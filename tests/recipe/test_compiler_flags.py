@@ -3,7 +3,7 @@
 import pytest
 
 from ectype.errors import EctypeError
-from ectype.recipe.compiler_flags import compiler_flags, load_flag_sets
+from ectype.recipe.compiler_flags import LIBTPU_VARIABLE, compiler_flags, libtpu_arguments, load_flag_sets
 from ectype.recipe.load import load_placement, shipped
 
 
@@ -24,3 +24,12 @@ def test_every_shipped_placement_has_its_flags_and_every_flag_a_reason():
         compiler_flags(load_placement(name))
     for flags in load_flag_sets().values():
         assert all(flag.flag.startswith("--xla_") and len(flag.why) > 20 for flag in flags)
+
+
+def test_what_the_user_has_set_comes_last_and_nothing_is_added_twice():
+    placement = load_placement("v5p-4x4x8")
+    (own,) = compiler_flags(placement)
+    once = libtpu_arguments(placement, {LIBTPU_VARIABLE: "--xla_mine=1"})
+    assert once == f"{own} --xla_mine=1"
+    assert libtpu_arguments(placement, {LIBTPU_VARIABLE: once}) == once
+    assert libtpu_arguments(load_placement("cpu"), {}) == ""

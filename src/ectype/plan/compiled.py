@@ -17,7 +17,7 @@ from ectype.artifacts import build_once, read_json, sha256_of_file, sha256_of_js
 from ectype.errors import EXIT_BAD_INPUT, EctypeError
 from ectype.plan.hardware import Slice
 from ectype.progress import Progress
-from ectype.recipe.compiler_flags import compiler_flags
+from ectype.recipe.compiler_flags import LIBTPU_VARIABLE, libtpu_arguments
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe
 
@@ -52,7 +52,7 @@ def compile_step(recipe: Recipe, placement: Placement, where: Slice, cache: Path
         raise EctypeError(
             "libtpu is not installed", "the TPU compiler, which needs no TPU", "install the extra: ectype[plan]"
         )
-    flags = " ".join(compiler_flags(placement))
+    flags = libtpu_arguments(placement, os.environ)
     job = {
         "recipe": recipe.model_dump(mode="json"), "placement": placement.model_dump(mode="json"),
         "topology": where.name,
@@ -79,7 +79,7 @@ def _key(job: dict[str, Any], flags: str) -> str:
 def _run_worker(job: dict[str, Any], flags: str, out: Path, progress: Progress) -> None:
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        "LIBTPU_INIT_ARGS": " ".join(filter(None, (flags, os.environ.get("LIBTPU_INIT_ARGS", "")))),
+        LIBTPU_VARIABLE: flags,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         job_path, log_path = Path(folder) / "job.json", Path(folder) / "log"

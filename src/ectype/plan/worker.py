@@ -3,7 +3,8 @@
     python -m ectype.plan.worker JOB.json OUT
 
 JOB.json: {"recipe", "placement", "topology"}, resolved. OUT becomes a folder with `program.txt.gz`, the optimised
-program, and `compiled.json`. A program that the compiler refuses gives {"refused": its message} instead.
+program, and `compiled.json`; the caller renames it when all is done. A program that the compiler refuses gives
+{"refused": its message} instead.
 """
 
 import gzip
@@ -22,9 +23,11 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ectype.artifacts import read_json, replacing, write_json
+from ectype.artifacts import read_json, write_json
+from ectype.errors import EXIT_BAD_INPUT, EctypeError
 from ectype.model.decoder import parameter_shapes
 from ectype.plan.compiled import COMPILED, PROGRAM
+from ectype.recipe.compiler_flags import LIBTPU_VARIABLE
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe
 from ectype.train.optimizer import init_optimizer
@@ -45,27 +48,27 @@ def main(job_path: str, out: str) -> None:
     began = time.perf_counter()
     lowered = lower_step(recipe, placement, job["topology"])
     lowered_seconds, began = time.perf_counter() - began, time.perf_counter()
-    with replacing(Path(out)) as folder:
-        folder.mkdir(parents=True)
-        try:
-            compiled = lowered.compile()
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            write_json(folder / COMPILED, {"refused": str(error)})
-            return
-        memory, usage = compiled.memory_analysis(), resource.getrusage(resource.RUSAGE_SELF)
-        with gzip.open(folder / PROGRAM, "wt", compresslevel=3) as stream:
-            stream.write(compiled.as_text())
-        cost = compiled.cost_analysis() or {}
-        found = {
-            "memory": {name: getattr(memory, name) for name in _MEMORY if hasattr(memory, name)},
-            "compiler_flops": cost.get("flops"), "compiler_optimal_seconds": cost.get("optimal_seconds"),
-            "lower_seconds": lowered_seconds, "compile_seconds": time.perf_counter() - began,
-            "compile_cpu_seconds": usage.ru_utime + usage.ru_stime, "compile_peak_bytes": usage.ru_maxrss * 1024,
-            "jax": jax.__version__, "flags": os.environ.get("LIBTPU_INIT_ARGS", ""),
-        }  # fmt: skip
-        write_json(folder / COMPILED, found)
+    folder = Path(out)
+    folder.mkdir(parents=True)
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        write_json(folder / COMPILED, {"refused": str(error)})
+        return
+    memory, usage = compiled.memory_analysis(), resource.getrusage(resource.RUSAGE_SELF)
+    with gzip.open(folder / PROGRAM, "wt", compresslevel=3) as stream:
+        stream.write(compiled.as_text())
+    cost = compiled.cost_analysis() or {}
+    found = {
+        "memory": {name: getattr(memory, name) for name in _MEMORY if hasattr(memory, name)},
+        "compiler_flops": cost.get("flops"), "compiler_optimal_seconds": cost.get("optimal_seconds"),
+        "lower_seconds": lowered_seconds, "compile_seconds": time.perf_counter() - began,
+        "compile_cpu_seconds": usage.ru_utime + usage.ru_stime, "compile_peak_bytes": usage.ru_maxrss * 1024,
+        "jax": jax.__version__, "flags": os.environ.get(LIBTPU_VARIABLE, ""),
+    }  # fmt: skip
+    write_json(folder / COMPILED, found)
 
 
 def lower_step(recipe: Recipe, placement: Placement, topology: str) -> Any:
@@ -114,8 +117,6 @@ def _abstract_batch(recipe: Recipe, mesh: Mesh) -> DeviceBatch:
 
 
 if __name__ == "__main__":
-    from ectype.errors import EXIT_BAD_INPUT, EctypeError
-
     try:
         main(*sys.argv[1:])
     except EctypeError as refusal:

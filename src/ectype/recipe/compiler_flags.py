@@ -1,5 +1,6 @@
 """Sets of TPU compiler flags by name, from `compiler_flags.json`: speed only, never what is computed."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -24,6 +25,10 @@ class FlagSets(Section):
     sets: dict[str, tuple[Flag, ...]]
 
 
+LIBTPU_VARIABLE = "LIBTPU_INIT_ARGS"
+"""The environment variable from which libtpu takes its flags when it loads."""
+
+
 @lru_cache
 def load_flag_sets() -> dict[str, tuple[Flag, ...]]:
     """The shipped sets."""
@@ -46,3 +51,10 @@ def compiler_flags(placement: Placement) -> tuple[str, ...]:
             "correct the placement's `compiler_flags`, or set it to none",
         )  # fmt: skip
     return tuple(flag.flag for flag in sets[name])
+
+
+def libtpu_arguments(placement: Placement, environment: Mapping[str, str]) -> str:
+    """What `LIBTPU_VARIABLE` is to hold: the placement's flags, then what the user has set there, which counts more."""
+    given = environment.get(LIBTPU_VARIABLE, "")
+    own = [flag for flag in compiler_flags(placement) if flag not in given.split()]
+    return " ".join([*own, given]).strip()
