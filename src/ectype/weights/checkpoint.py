@@ -102,8 +102,7 @@ def load_weights(
     if model is not None:
         refuse_other_model(path, stored_model, model)
     expected = expected_leaves(stored_model, meta["dtype"])
-    refuse_differences(path, differences(expected, store.read_leaves(path / WEIGHTS_ITEM)))
-    refuse_differences(path, store.damaged_chunks(path / WEIGHTS_ITEM))
+    refuse_incomplete(path, expected)
     if shardings is None:
         shardings = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     placed = tree.flatten(shardings) if isinstance(shardings, Mapping) else dict.fromkeys(expected, shardings)
@@ -146,6 +145,12 @@ def differences(expected: Mapping[LeafPath, Leaf], found: Mapping[LeafPath, Leaf
         elif left is not None and right is not None and left.dtype != right.dtype:
             lines.append(f"{name} has dtype {right.dtype.name}, not {left.dtype.name}")
     return lines
+
+
+def refuse_incomplete(path: Path, expected: Mapping[LeafPath, Leaf]) -> None:
+    """Refuse a checkpoint whose stored weights are not the expected leaves, each with all of its chunks."""
+    refuse_differences(path, differences(expected, store.read_leaves(path / WEIGHTS_ITEM)))
+    refuse_differences(path, store.damaged_chunks(path / WEIGHTS_ITEM))
 
 
 def refuse_differences(source: Path, lines: list[str]) -> None:

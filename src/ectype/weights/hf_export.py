@@ -21,11 +21,10 @@ from ectype.recipe.spec import Model
 from ectype.run.checkpoints import WEIGHTS_ITEM, description_file
 from ectype.weights import store, tree
 from ectype.weights.checkpoint import (
-    differences,
     expected_leaves,
     model_of,
     read_meta,
-    refuse_differences,
+    refuse_incomplete,
 )  # fmt: skip
 from ectype.weights.hf_config import build_config, family_of, read_config
 from ectype.weights.journal import Journal
@@ -120,9 +119,7 @@ def _plan(
 ) -> _Plan:
     meta = read_meta(checkpoint)
     model = model_of(meta, checkpoint)
-    found = store.read_leaves(checkpoint / WEIGHTS_ITEM)
-    refuse_differences(checkpoint, differences(expected_leaves(model, meta["dtype"]), found))
-    refuse_differences(checkpoint, store.damaged_chunks(checkpoint / WEIGHTS_ITEM))
+    refuse_incomplete(checkpoint, expected_leaves(model, meta["dtype"]))
     source = meta.get("source") or {}
     donor = dict(read_config(like).values) if like else source.get("config") or {}
     length = max_length_tokens or donor.get("max_position_embeddings") or meta.get("sequence_length_tokens")

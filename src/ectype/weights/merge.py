@@ -16,11 +16,10 @@ from ectype.run.checkpoints import WEIGHTS_ITEM, description_file
 from ectype.weights import store
 from ectype.weights.checkpoint import (
     describe,
-    differences,
     expected_leaves,
     model_of,
     read_meta,
-    refuse_differences,
+    refuse_incomplete,
     refuse_other_model,
 )  # fmt: skip
 from ectype.weights.journal import Journal
@@ -85,9 +84,7 @@ def _read_metas(checkpoints: Sequence[Path]) -> list[dict[str, Any]]:
                 f"{path} holds {meta['dtype']}, {checkpoints[0]} {metas[0]['dtype']}", "one element type",
                 "import the others with the same --dtype",
             )  # fmt: skip
-        found = store.read_leaves(path / WEIGHTS_ITEM)
-        refuse_differences(path, differences(expected_leaves(first, meta["dtype"]), found))
-        refuse_differences(path, store.damaged_chunks(path / WEIGHTS_ITEM))
+        refuse_incomplete(path, expected_leaves(first, meta["dtype"]))
     return metas
 
 

@@ -47,7 +47,7 @@ def chunk_shape(leaf: Leaf, stacked: bool) -> tuple[int, ...]:
 
     Powers of two line up with the shares of a sharded restore, which then reads no chunk twice.
     """
-    total = int(np.prod(leaf.shape, dtype=np.int64)) * leaf.dtype.itemsize
+    total = leaf.size_bytes
     if total <= SMALL_LEAF_BYTES:
         return leaf.shape
     lead, rows = ((1,), leaf.shape[1]) if stacked else ((), leaf.shape[0])
