@@ -4,7 +4,8 @@ import pytest
 
 from ectype.errors import EctypeError
 from ectype.plan.hardware import parse_slice
-from ectype.plan.record import BandRecord, MemoryRecord, PlanRecord, StepRecord
+from ectype.plan.predict import Band
+from ectype.plan.record import MemoryRecord, PlanRecord, StepRecord
 from ectype.plan.scale import with_windows_of
 from ectype.plan.search import search
 from ectype.recipe.load import load_placement, load_recipe
@@ -14,7 +15,7 @@ RECIPE = load_recipe("olmo3-7b-stage2")
 
 
 def band(value):
-    return BandRecord(expected=value, low=value, high=value)
+    return Band(expected=value, low=value, high=value)
 
 
 def made_up(placement, seconds):

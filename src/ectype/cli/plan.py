@@ -10,7 +10,8 @@ from ectype.cli.output import JSON_OPTION, ProgressBar, console, emit, plain_tab
 from ectype.errors import EXIT_DONE, EXIT_NEGATIVE
 
 if TYPE_CHECKING:
-    from ectype.plan.record import BandRecord, PlanRecord, StepRecord
+    from ectype.plan.predict import Band
+    from ectype.plan.record import PlanRecord, StepRecord
 
     Planner = Callable[[Any, Any, Any], PlanRecord]
 
@@ -223,5 +224,5 @@ def _show_step(record: "PlanRecord", step: "StepRecord") -> None:
     screen.print(lines)
 
 
-def _cells(band: "BandRecord", form: str) -> tuple[str, str, str]:
+def _cells(band: "Band", form: str) -> tuple[str, str, str]:
     return format(band.expected, form), format(band.low, form), format(band.high, form)

@@ -1,11 +1,11 @@
 """Initial parameters, drawn as the reference's initialiser does. Shapes follow `decoder.parameter_shapes`."""
 
+import math
 import zlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ectype.model.decoder import Tree, parameter_shapes
 from ectype.recipe.spec import Model
@@ -14,7 +14,7 @@ from ectype.recipe.spec import Model
 def parameter_count(model: Model) -> int:
     """Parameters of the whole tree, padded vocabulary rows included."""
     leaves = jax.tree.leaves(parameter_shapes(model), is_leaf=lambda leaf: isinstance(leaf, tuple))
-    return sum(int(np.prod(shape)) for shape in leaves)
+    return sum(math.prod(shape) for shape in leaves)
 
 
 def leaf_key(seed: int, path: tuple[Any, ...]) -> jax.Array:

@@ -8,17 +8,16 @@ the whole array, a reduction both ways.
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
 from ectype.plan.hardware import Hardware
 from ectype.plan.program import COLLECTIVES, Executed, Program
+from ectype.recipe.spec import Section
 
 
-@dataclass(frozen=True)
-class Collective:
+class Collective(Section):
     """All collectives of one kind over the same mesh axes in one step."""
 
     kind: str
@@ -47,8 +46,12 @@ def collectives(program: Program, mesh: Mapping[str, int], hardware: Hardware) -
         total[1] += one.times * received
     rate = hardware.ici_bytes_per_second / hardware.chip.devices_per_chip
     return [
-        Collective(*key, int(calls), received, received / rate) for key, (calls, received) in sorted(groups.items())
-    ]
+        Collective(
+            kind=kind, axes=axes, asynchronous=beside, calls=int(calls), received_bytes=received,
+            seconds=received / rate,
+        )
+        for (kind, axes, beside), (calls, received) in sorted(groups.items())
+    ]  # fmt: skip
 
 
 def _scatters(one: Executed) -> bool:

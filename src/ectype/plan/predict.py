@@ -27,6 +27,14 @@ _PRODUCTS_OF_KERNEL = {
 }  # fmt: skip
 
 
+class Band(Section):
+    """An expectation and the range that the assumptions allow."""
+
+    expected: float
+    low: float
+    high: float
+
+
 class Assumption(Section):
     """One constant, its range, and why."""
 
@@ -49,15 +57,6 @@ class Assumptions(Section):
 def load_assumptions() -> Assumptions:
     """The shipped table."""
     return Assumptions.model_validate(read_json(Path(__file__).parent / "assumptions.json", "the table of assumptions"))
-
-
-@dataclass(frozen=True)
-class Band:
-    """An expectation and the range that the assumptions allow."""
-
-    expected: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,10 @@ def costs(
     return Costs(
         cycles, sum(count == UNKNOWN_CYCLES for _, count in scheduled), compute, attention, calls, links, exposed,
         _product_flops(executed, program), _attention_flops(calls, model, layer),
-        Band(*(compute + getattr(attention, end) + getattr(exposed, end) for end in ("expected", "low", "high"))),
+        Band(
+            expected=compute + attention.expected + exposed.expected, low=compute + attention.low + exposed.low,
+            high=compute + attention.high + exposed.high,
+        ),
         [(line, total / hardware.clock_hz) for line, total in lines.most_common(10)],
     )  # fmt: skip
 
@@ -138,7 +140,7 @@ def _attention_band(
             total += calls.get(name, 0) / model.n_layers * a_pass
         return total
 
-    return Band(seconds(efficiency.expected), seconds(efficiency.high), seconds(efficiency.low))
+    return Band(expected=seconds(efficiency.expected), low=seconds(efficiency.high), high=seconds(efficiency.low))
 
 
 def _attention_flops(calls: Mapping[str, int], model: Model, layer: kernels.AttentionShape) -> float:
@@ -153,10 +155,10 @@ def _exposed_band(links: Sequence[Collective], assumptions: Assumptions) -> Band
     beside = sum(one.seconds for one in links if one.asynchronous)
     rate, share = assumptions.link_efficiency, assumptions.exposed_of_asynchronous
     return Band(
-        (waited + share.expected * beside) / rate.expected,
-        (waited + share.low * beside) / rate.high,
-        (waited + share.high * beside) / rate.low,
-    )  # fmt: skip
+        expected=(waited + share.expected * beside) / rate.expected,
+        low=(waited + share.low * beside) / rate.high,
+        high=(waited + share.high * beside) / rate.low,
+    )
 
 
 def _product_flops(executed: Sequence[Executed], program: Program) -> float:

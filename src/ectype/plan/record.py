@@ -1,43 +1,23 @@
 """The record of a plan: what `ectype plan` prints as JSON."""
 
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, Literal
 
-from ectype.model.decoder import parameter_shapes
+import jax.numpy as jnp
+
 from ectype.model.flops import flops_per_token
+from ectype.model.parameters import parameter_count
 from ectype.model.splash import splash_block_tokens
 from ectype.plan.attention_cost import AttentionShape
+from ectype.plan.collective_cost import Collective
 from ectype.plan.compiled import Compiled
 from ectype.plan.hardware import Slice
-from ectype.plan.predict import Costs, costs
+from ectype.plan.predict import Band, Costs, costs
 from ectype.plan.program import parse_program
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe, Section
-from ectype.train.sharding import mesh_sizes
-
-_BYTES = {"float32": 4, "bfloat16": 2}
-
-
-class BandRecord(Section):
-    """An expectation and the range that the assumptions allow."""
-
-    expected: float
-    low: float
-    high: float
-
-
-class CollectiveRecord(Section):
-    """Collectives of one kind over the same mesh axes, in one step of one device; seconds at nominal link rate."""
-
-    kind: str
-    axes: tuple[str, ...]
-    asynchronous: bool
-    calls: int
-    received_bytes: float
-    seconds: float
+from ectype.train.sharding import device_windows, mesh_sizes
 
 
 class MemoryRecord(Section):
@@ -64,18 +44,18 @@ class MemoryRecord(Section):
 class StepRecord(Section):
     """Predicted cost of one step."""
 
-    seconds: BandRecord
+    seconds: Band
     compute_seconds: float
-    attention_seconds: BandRecord
-    exposed_collective_seconds: BandRecord
+    attention_seconds: Band
+    exposed_collective_seconds: Band
     compute_cycles: int
     unknown_cycles: int
     attention_kernels: dict[str, int]
-    collectives: tuple[CollectiveRecord, ...]
+    collectives: tuple[Collective, ...]
     executed_over_model_flops: float
-    tokens_per_second: BandRecord
-    model_tflops_per_device: BandRecord
-    mfu: BandRecord
+    tokens_per_second: Band
+    model_tflops_per_device: Band
+    mfu: Band
     mfu_full_causal: float
     """At the expected step time, with all layers counted as full causal attention, as published figures often are."""
     dearest_lines: tuple[tuple[str, float], ...]
@@ -97,8 +77,8 @@ class PlanRecord(Section):
     """None: the program does not fit."""
     steps: int
     """Of the whole recipe."""
-    chip_hours: BandRecord | None
-    days: BandRecord | None
+    chip_hours: Band | None
+    days: Band | None
     compile_seconds: float | None
     compile_peak_bytes: int | None
     flags: str | None
@@ -126,7 +106,7 @@ def plan_record(recipe: Recipe, placement: Placement, where: Slice, compiled: Co
 
 
 def _attention_shape(recipe: Recipe, placement: Placement, mesh: Mapping[str, int]) -> AttentionShape:
-    windows = recipe.data.global_batch_windows // (mesh["data"] * mesh["fsdp"])
+    windows = device_windows(recipe, mesh)
     length = recipe.data.sequence_length_tokens
     # A micro-batch runs its own kernels, which the program's loops count.
     sequences = placement.micro_batch_windows or windows
@@ -138,16 +118,16 @@ def _attention_shape(recipe: Recipe, placement: Placement, mesh: Mapping[str, in
 def _memory(
     recipe: Recipe, placement: Placement, where: Slice, mesh: Mapping[str, int], facts: Mapping[str, Any]
 ) -> MemoryRecord:
-    weights = sum(math.prod(shape) for shape in _leaves(parameter_shapes(recipe.model)))
+    weights = parameter_count(recipe.model)
     share = mesh["fsdp"] * mesh["tensor"]
     numerics, limit = recipe.numerics, where.hardware.chip.memory_bytes_per_device
-    moments = 2 * weights * _BYTES[numerics.moments] // share
+    moments = 2 * weights * jnp.dtype(numerics.moments).itemsize // share
     memory, refused = facts.get("memory"), facts.get("refused")
     peak = None if memory is None else int(memory["peak_memory_in_bytes"])
     return MemoryRecord(
         fits=peak is not None and peak <= limit, limit=limit, peak=peak,
         refused_at=None if refused is None else refused_bytes(refused),
-        parameters=weights * _BYTES[numerics.parameters] // share,
+        parameters=weights * jnp.dtype(numerics.parameters).itemsize // share,
         moments=moments if placement.moments_memory == "device" else 0,
         kept_activations=kept_activation_bytes(recipe, placement, mesh),
         code=None if memory is None else int(memory["generated_code_size_in_bytes"]),
@@ -171,26 +151,26 @@ def kept_activation_bytes(recipe: Recipe, placement: Placement, mesh: Mapping[st
         "attention_residuals": query, "attention_output": model.d_model, "gate": model.d_ffn // tensor,
         "up": model.d_ffn // tensor, "mlp_output": model.d_model,
     }  # fmt: skip
-    windows = recipe.data.global_batch_windows // (mesh["data"] * mesh["fsdp"])
+    windows = device_windows(recipe, mesh)
     tokens = (placement.micro_batch_windows or windows) * recipe.data.sequence_length_tokens // mesh["context"]
     normaliser = 4 * model.n_heads // tensor if "attention_residuals" in placement.remat else 0
-    a_token = sum(width[name] for name in placement.remat) * _BYTES[recipe.numerics.compute] + normaliser
+    a_token = sum(width[name] for name in placement.remat) * jnp.dtype(recipe.numerics.compute).itemsize + normaliser
     return tokens * model.n_layers * a_token
 
 
 def _step(recipe: Recipe, where: Slice, found: Costs) -> StepRecord:
     length, tokens = recipe.data.sequence_length_tokens, recipe.data.global_batch_tokens
-    seconds = BandRecord(**asdict(found.step_seconds))
+    seconds = found.step_seconds
     peak = where.hardware.chip.peak_flops_per_device
     model_flops = flops_per_token(recipe.model, length) * tokens / where.devices
     full_causal = flops_per_token(recipe.model, length, full_causal=True) * tokens / where.devices
     return StepRecord(
         seconds=seconds, compute_seconds=found.compute_seconds,
-        attention_seconds=BandRecord(**asdict(found.attention_seconds)),
-        exposed_collective_seconds=BandRecord(**asdict(found.exposed_seconds)),
+        attention_seconds=found.attention_seconds,
+        exposed_collective_seconds=found.exposed_seconds,
         compute_cycles=found.compute_cycles, unknown_cycles=found.unknown_cycles,
         attention_kernels=found.attention_kernels,
-        collectives=tuple(CollectiveRecord(**asdict(one)) for one in found.collectives),
+        collectives=tuple(found.collectives),
         executed_over_model_flops=(found.product_flops + found.attention_flops) / model_flops,
         tokens_per_second=_rate(tokens, seconds),
         model_tflops_per_device=_rate(model_flops / 1e12, seconds), mfu=_rate(model_flops / peak, seconds),
@@ -198,13 +178,9 @@ def _step(recipe: Recipe, where: Slice, found: Costs) -> StepRecord:
     )  # fmt: skip
 
 
-def _rate(amount: float, seconds: BandRecord) -> BandRecord:
-    return BandRecord(expected=amount / seconds.expected, low=amount / seconds.high, high=amount / seconds.low)
+def _rate(amount: float, seconds: Band) -> Band:
+    return Band(expected=amount / seconds.expected, low=amount / seconds.high, high=amount / seconds.low)
 
 
-def _scaled(band: BandRecord, factor: float) -> BandRecord:
-    return BandRecord(expected=band.expected * factor, low=band.low * factor, high=band.high * factor)
-
-
-def _leaves(tree: Any) -> list[tuple[int, ...]]:
-    return [leaf for child in tree.values() for leaf in _leaves(child)] if isinstance(tree, dict) else [tree]
+def _scaled(band: Band, factor: float) -> Band:
+    return Band(expected=band.expected * factor, low=band.low * factor, high=band.high * factor)

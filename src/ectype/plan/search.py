@@ -13,7 +13,7 @@ from ectype.plan.record import PlanRecord
 from ectype.recipe.compiler_flags import load_flag_sets
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe
-from ectype.train.sharding import mesh_sizes
+from ectype.train.sharding import device_windows, mesh_sizes
 
 BLOCK_TOKENS = (1024, 2048, 4096)
 MOST_COPIES = 4
@@ -64,7 +64,7 @@ def _remat_sets(recipe: Recipe, placement: Placement, where: Slice) -> list[Any]
 
 def _micro_batches(recipe: Recipe, placement: Placement, where: Slice) -> list[int | None]:
     mesh = mesh_sizes(placement, where.devices)
-    share = recipe.data.global_batch_windows // (mesh["data"] * mesh["fsdp"])
+    share = device_windows(recipe, mesh)
     return [None, *(size for size in (share // 2, share // 4) if size and share % size == 0)]
 
 

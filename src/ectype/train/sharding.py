@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,13 +13,12 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from ectype.errors import EctypeError
 from ectype.model.decoder import parameter_shapes
 from ectype.model.parallel import CONTEXT, TENSOR, Split
-from ectype.recipe.compiler_flags import compiler_flags
+from ectype.model.parameters import parameter_count
+from ectype.recipe.compiler_flags import LIBTPU_VARIABLE, libtpu_arguments
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Model, Recipe
 
 Tree = Any
-LIBTPU_FLAGS = "LIBTPU_INIT_ARGS"
-"""The environment variable with the TPU compiler's flags."""
 MESH_AXES = ("data", "fsdp", CONTEXT, TENSOR)
 """Outermost first: neighbouring devices share a copy's tensors, then its sequences, then its parameters."""
 
@@ -49,10 +49,9 @@ def prepare_devices(placement: Placement) -> None:
         EctypeError: JAX already runs with other devices.
     """
     if placement.platform != "cpu":
-        # libtpu reads its flags when the first device is asked for. What the user has set comes last, so it counts.
-        asked = (*compiler_flags(placement), os.environ.get(LIBTPU_FLAGS, ""))
-        if any(asked):
-            os.environ[LIBTPU_FLAGS] = " ".join(filter(None, asked))
+        # libtpu reads its flags when the first device is asked for.
+        if arguments := libtpu_arguments(placement, os.environ):
+            os.environ[LIBTPU_VARIABLE] = arguments
         return
     # Also where the machine has an accelerator: a CPU placement means its cores.
     jax.config.update("jax_platforms", "cpu")
@@ -120,13 +119,18 @@ def check_fit(recipe: Recipe, mesh: Mesh | AbstractMesh, placement: Placement) -
             "a count that divides the batch",
             f"nearest workable counts of devices: {', '.join(str(count * copy_devices) for count in sorted(near))}",
         )  # fmt: skip
-    share, micro = windows // rows, placement.micro_batch_windows
+    share, micro = device_windows(recipe, mesh.shape), placement.micro_batch_windows
     if micro is not None and share % micro:
         fitting = _divisors(share)
         raise EctypeError(
             f"micro_batch_windows {micro} with {share} windows a device", f"one of {fitting}",
             f"set micro_batch_windows={max(count for count in fitting if count <= micro)}",
         )  # fmt: skip
+
+
+def device_windows(recipe: Recipe, sizes: Mapping[str, int]) -> int:
+    """Windows of a batch that one device takes, on a mesh of these axis sizes that `check_fit` lets by."""
+    return recipe.data.global_batch_windows // math.prod(sizes[axis] for axis in BATCH_AXES)
 
 
 def check_memory(recipe: Recipe, placement: Placement) -> None:
@@ -137,8 +141,7 @@ def check_memory(recipe: Recipe, placement: Placement) -> None:
     """
     if placement.platform != "cpu":
         return
-    numerics, shapes = recipe.numerics, parameter_shapes(recipe.model)
-    weights = sum(math.prod(shape) for shape in jax.tree.leaves(shapes, is_leaf=lambda leaf: isinstance(leaf, tuple)))
+    numerics, weights = recipe.numerics, parameter_count(recipe.model)
     a_weight = 2 * jnp.dtype(numerics.parameters).itemsize + 2 * jnp.dtype(numerics.moments).itemsize
     needed = weights * a_weight + recipe.data.global_batch_tokens * np.dtype(np.int32).itemsize
     held = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
