@@ -1,6 +1,8 @@
 """Fixtures that every test folder shares."""
 
+import atexit
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,7 +23,9 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 # Programs that several tests compile, in this process, the other worker or a command of its own, are compiled once.
 # The worker processes inherit the folder from the one that collects.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="ectype-tests-programs-"))
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="ectype-tests-programs-")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 
 # With libtpu installed, as the planner needs it, JAX would look for a TPU first.
