@@ -16,7 +16,7 @@ from ectype.model.decoder import head_logits
 from ectype.progress import Progress, silent
 from ectype.recipe.spec import Model
 from ectype.tasks.batching import Settings, batches, filled_up, length_ladder, padded_length
-from ectype.tasks.devices import row_sharding, whole_rows
+from ectype.evaluate.devices import row_sharding, whole_rows
 
 Tree = dict[str, Any]
 _STEPS = 8
@@ -66,7 +66,7 @@ def generate(
     """Up to `new_tokens` ids behind each prompt, each the one with the highest logit; in the order of `prompts`.
 
     Args:
-        params: as `tasks.devices.weight_shardings` places them.
+        params: as `evaluate.devices.weight_shardings` places them.
         prompts: at least one id each; with `new_tokens`, at most `settings.max_length`.
         ended: whether ids generated so far are enough. It is asked every few tokens, so more may follow.
     """

@@ -18,7 +18,7 @@ from ectype.model.decoder import forward, head_logits
 from ectype.progress import Progress, silent
 from ectype.recipe.spec import Model
 from ectype.tasks.batching import Settings, batches, filled_up, length_ladder
-from ectype.tasks.devices import row_sharding, whole_rows
+from ectype.evaluate.devices import row_sharding, whole_rows
 from ectype.tasks.requests import ScoringRequest
 
 Tree = dict[str, Any]
@@ -55,7 +55,7 @@ def score(
     """Score every request; results stand in the order of `requests` and do not depend on it.
 
     Args:
-        params: as `tasks.devices.weight_shardings` places them.
+        params: as `evaluate.devices.weight_shardings` places them.
         requests: inputs of at most `settings.max_length` tokens, and at least one target each.
     """
     rows, asking = _distinct_rows(requests)

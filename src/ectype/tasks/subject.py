@@ -10,7 +10,7 @@ from ectype.artifacts import read_json
 from ectype.errors import EctypeError
 from ectype.recipe.spec import Model
 from ectype.run.checkpoints import find_checkpoint
-from ectype.tasks.devices import weight_shardings
+from ectype.evaluate.devices import weight_shardings
 from ectype.weights.checkpoint import load_weights, model_of, read_meta
 from ectype.weights.load import load_any_weights
 
