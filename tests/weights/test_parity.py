@@ -1,5 +1,6 @@
 """Parity with transformers: figures within tolerance, faults named exactly, every family, exports that load."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -18,7 +19,7 @@ from ectype.errors import EctypeError  # noqa: E402
 from ectype.model.decoder import forward, head_logits  # noqa: E402
 from ectype.recipe.spec import Yarn  # noqa: E402
 from ectype.weights import parity  # noqa: E402
-from ectype.weights.agreement import compare_logits, largest_row_error, summarise  # noqa: E402
+from ectype.weights.agreement import compare_logits, join_parts, largest_error_of, largest_row_error, summarise  # noqa: E402
 from ectype.weights.checkpoint import load_weights, model_of, read_meta  # noqa: E402
 from ectype.weights.hf_export import export_weights  # noqa: E402
 from ectype.weights.hf_import import import_weights  # noqa: E402
@@ -328,12 +329,43 @@ def test_figures_of_known_logits():
     """Two rows by hand: p = (1/2, 1/2), q = (1/4, 3/4): KL = ln 2 - ln(3)/2; the second row is equal."""
     reference = np.log(np.array([[0.5, 0.5], [0.2, 0.8]]))
     ours = np.log(np.array([[0.25, 0.75], [0.2, 0.8]])) + np.array([[3.0], [0.0]])
-    figures = summarise([compare_logits(reference[:1], ours[:1]), compare_logits(reference[1:], ours[1:])])
+    rows = [join_parts([compare_logits(reference[row], ours[row])]) for row in (slice(1), slice(1, 2))]
+    figures = summarise(rows)
     expected = np.log(2) - np.log(3) / 2
     assert figures["kl_mean"] == pytest.approx(expected / 2, rel=1e-12)
     assert figures["kl_max"] == pytest.approx(expected, rel=1e-12)
     assert figures["logit_difference_max"] == pytest.approx(3 + np.log(1.5), rel=1e-12)
     assert figures["top1_agreement"] == 0.5
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [300], [7, 64, 65, 599]], ids=str)
+@pytest.mark.parametrize("distance", [0.0, 1e-6, 0.1, 40.0])
+def test_parts_of_the_vocabulary_join_to_the_whole(cuts, distance):
+    generator = np.random.default_rng(0)
+    reference = generator.normal(0.0, 5.0, (6, 600))
+    ours = reference + generator.normal(0.0, distance, (6, 600)) + 700.0
+    reference[0, 599], ours[0, 599] = 900.0, 1700.0
+    edges = [0, *cuts, 600]
+    joined = join_parts([
+        compare_logits(reference[:, first:end], ours[:, first:end], first)
+        for first, end in itertools.pairwise(edges)
+    ])  # fmt: skip
+    left, right = (torch.log_softmax(torch.from_numpy(side), -1) for side in (reference, ours))
+    np.testing.assert_allclose(joined.kl, (left.exp() * (left - right)).sum(-1).numpy(), rtol=1e-9, atol=2e-12)
+    difference = np.abs(reference - ours)
+    np.testing.assert_allclose(joined.largest, difference.max(-1))
+    np.testing.assert_allclose(joined.mean, difference.mean(-1))
+    assert (joined.same_top == (reference.argmax(-1) == ours.argmax(-1))).all()
+    assert largest_error_of(joined) == pytest.approx(largest_row_error(reference, ours), rel=1e-12)
+
+
+def test_nan_in_one_part_of_the_vocabulary_spoils_its_row_alone():
+    reference = np.zeros((2, 4))
+    ours = reference.copy()
+    ours[1, 0] = np.nan
+    joined = join_parts([compare_logits(reference[:, part], ours[:, part]) for part in (slice(2), slice(2, 4))])
+    assert joined.kl[0] == 0.0
+    assert np.isnan([joined.kl[1], joined.largest[1], largest_error_of(joined)]).all()
 
 
 def test_a_row_of_large_values_hides_no_other_row():

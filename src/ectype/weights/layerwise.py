@@ -58,16 +58,23 @@ def final_norm(weights: Path, x_BLD: jax.Array, model: Model) -> jax.Array:
     return rms_norm(x_BLD, jnp.asarray(read_leaf(weights, ("norm", "weight"))), model.norm_eps)
 
 
-def read_head(weights: Path, model: Model) -> Tree:
-    """The tree that `apply_head` takes: the output projection alone."""
-    name = "embedding" if model.tied_head else "head"
-    return {name: {"weight": jnp.asarray(read_leaf(weights, (name, "weight")))}}
+def head_rows_at_once(weights: Path, model: Model, least: int) -> int:
+    """At least `least` rows of the output projection, in whole chunks of the checkpoint: none is read twice."""
+    rows = store.read_chunk(store.open_array(weights, _head_path(model)))[0]
+    return -(-least // rows) * rows
 
 
-@partial(jax.jit, static_argnames=("model",))
-def apply_head(head: Tree, hidden_LD: jax.Array, model: Model) -> jax.Array:
-    """Logits of the real ids, float32 [L, V]."""
-    return head_logits(head, hidden_LD, model)[..., : model.vocab_size]
+def head_logits_of(weights: Path, model: Model, hidden_LD: jax.Array, first: int, end: int) -> np.ndarray:
+    """Logits of the ids [first, end), float32 [L, end - first]; only those rows of the projection are read."""
+    group, leaf = path = _head_path(model)
+    return np.asarray(_apply_head({group: {leaf: read_leaf(weights, path, slice(first, end))}}, hidden_LD, model))
+
+
+def _head_path(model: Model) -> tuple[str, str]:
+    return "embedding" if model.tied_head else "head", "weight"
+
+
+_apply_head = jax.jit(head_logits, static_argnames=("model",))
 
 
 def apply_tensor(layer_params: Tree, path: LeafPath, value: jax.Array, model: Model) -> jax.Array:

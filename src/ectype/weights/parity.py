@@ -1,8 +1,11 @@
 """Parity of a checkpoint with transformers: logits everywhere, drift by layer, and the tensor that is to blame.
 
-Both sides run layer by layer, so memory holds one layer's weights of each, not two models.
+Both sides run layer by layer, and their heads by some ids of the vocabulary at a time: memory holds one layer's weights
+of each, and the hidden states between the layers.
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -14,14 +17,26 @@ from ectype.progress import Progress, silent
 from ectype.recipe.spec import Dtype, Model
 from ectype.run.checkpoints import WEIGHTS_ITEM
 from ectype.weights import layerwise, reference_model
-from ectype.weights.agreement import Agreement, compare_logits, largest_row_error, relative_error, summarise
+from ectype.weights.agreement import (
+    Agreement,
+    compare_logits,
+    join_parts,
+    largest_error_of,
+    largest_row_error,
+    relative_error,
+    summarise,
+)
 from ectype.weights.checkpoint import model_of, read_meta, refuse_other_model
 from ectype.weights.hf_config import read_config
 from ectype.weights.parity_record import Fault, LayerDrift, ParityRecord, Tolerances
 from ectype.weights.reference_model import Recording, ReferenceModel
 from ectype.weights.tree import Tree, dotted
 
-_CHUNK_POSITIONS = 128
+_POSITIONS_AT_ONCE = 128
+_HEAD_ROWS_AT_ONCE = 4096
+
+Head = Callable[[int, int], np.ndarray]
+"""Logits [L, end - first] of the ids [first, end)."""
 
 
 def measure_parity(
@@ -54,16 +69,22 @@ def measure_parity(
     reference = reference_model.open_reference(folder, "float32")
     recording = reference_model.run_reference(reference, tokens_L, keep_hidden=True)
     final, layers = _run_ours(weights, model, tokens_L, dtype, recording, progress)
-    ours, theirs = _compare_heads(weights, model, folder, tokens_L, dtype, final, reference, recording)
+    heads: list[Head] = [partial(layerwise.head_logits_of, weights, model, final)]
+    if dtype != "float32":
+        heads.append(_head_in(folder, tokens_L, dtype))
+    ours, *theirs = _compare_heads(weights, model, partial(_reference_head, reference, recording), heads)
     figures = summarise(ours)
-    figures |= {"reference_kl_mean": summarise(theirs)["kl_mean"] if theirs else None}
+    figures |= {"reference_kl_mean": summarise(theirs[0])["kl_mean"] if theirs else None}
     windows = [window for window in model.window_pattern if window is not None]
     record = ParityRecord(
         same=False, **figures, dtype=dtype, length_tokens=len(tokens_L), window_tokens=max(windows, default=None),
         vocab_size=model.vocab_size, layers=tuple(layers), first_fault=None, tolerances=tolerances, versions=versions,
     )  # fmt: skip
     if record.needs_rounding:
-        rounding = _reference_rounding(folder, tokens_L, reference, recording)
+        # Their norms and rotary tables stay float32 there.
+        exact = _head_in(folder, tokens_L, "float64")
+        (parts,) = _compare_heads(weights, model, partial(_reference_head, reference, recording), [exact])
+        rounding = float(np.concatenate([part.largest for part in parts]).max())
         record = record.model_copy(update={"reference_rounding_max": rounding})
     same, fault = record.within, None
     if not same or record.reference_rounding_max is not None:
@@ -102,41 +123,29 @@ def _run_ours(
     return layerwise.final_norm(weights, hidden, model)[0], layers
 
 
-def _compare_heads(
-    weights: Path, model: Model, folder: Path, tokens_L: np.ndarray, dtype: str, final: jax.Array,
-    reference: ReferenceModel, recording: Recording,
-) -> tuple[list[Agreement], list[Agreement]]:  # fmt: skip
-    """Agreement with the float32 reference of our logits, and of transformers' own in a lower `dtype`."""
-    lower_head, lower_final = None, None
-    if dtype != "float32":
-        # Before any head is in memory, since this pass needs the embedding.
-        lower = reference_model.open_reference(folder, dtype)
-        lower_final = reference_model.run_reference(lower, tokens_L, keep_hidden=False).final
-        lower_head = reference_model.fill_head(lower)
-    reference_head, our_head = reference_model.fill_head(reference), layerwise.read_head(weights, model)
-    ours, theirs = [], []
-    for first in range(0, len(tokens_L), _CHUNK_POSITIONS):
-        span = slice(first, first + _CHUNK_POSITIONS)
-        expected = reference_model.reference_logits(reference_head, recording.final[span])
-        ours.append(compare_logits(expected, np.asarray(layerwise.apply_head(our_head, final[span], model))))
-        if lower_head is not None and lower_final is not None:
-            theirs.append(compare_logits(expected, reference_model.reference_logits(lower_head, lower_final[span])))
-    return ours, theirs
+def _compare_heads(weights: Path, model: Model, expected: Head, others: Sequence[Head]) -> list[list[Agreement]]:
+    """Agreement of each of the other heads with the expected one over the real ids, some positions per `Agreement`."""
+    rows = layerwise.head_rows_at_once(weights, model, _HEAD_ROWS_AT_ONCE)
+    parts = [[] for _ in others]
+    for first in range(0, model.vocab_size, rows):
+        end = min(first + rows, model.vocab_size)
+        reference_LR = expected(first, end)
+        spans = [slice(place, place + _POSITIONS_AT_ONCE) for place in range(0, len(reference_LR), _POSITIONS_AT_ONCE)]
+        for own, other in zip(parts, others, strict=True):
+            ours_LR = other(first, end)
+            own.append([compare_logits(reference_LR[span], ours_LR[span], first) for span in spans])
+    return [[join_parts(of_span) for of_span in zip(*own, strict=True)] for own in parts]
 
 
-def _reference_rounding(
-    folder: Path, tokens_L: np.ndarray, reference: ReferenceModel, recording: Recording
-) -> float:  # fmt: skip
-    """Largest |Δlogit| of transformers' float32 from its float64, where its norms and rotary tables stay float32."""
-    exact = reference_model.open_reference(folder, "float64")
-    exact_final = reference_model.run_reference(exact, tokens_L, keep_hidden=False).final
-    heads = [reference_model.fill_head(reference), reference_model.fill_head(exact)]
-    spans = [slice(first, first + _CHUNK_POSITIONS) for first in range(0, len(tokens_L), _CHUNK_POSITIONS)]
-    parts = [
-        compare_logits(*map(reference_model.reference_logits, heads, (recording.final[span], exact_final[span])))
-        for span in spans
-    ]
-    return max(float(part.largest.max()) for part in parts)
+def _reference_head(reference: ReferenceModel, recording: Recording, first: int, end: int) -> np.ndarray:
+    return reference_model.head_logits_of(reference, recording.final, first, end)
+
+
+def _head_in(folder: Path, tokens_L: np.ndarray, dtype: str) -> Head:
+    """transformers' own head after its own pass in another element type."""
+    reference = reference_model.open_reference(folder, dtype)
+    recording = reference_model.run_reference(reference, tokens_L, keep_hidden=False)
+    return partial(_reference_head, reference, recording)
 
 
 def _first_fault(
@@ -158,9 +167,9 @@ def _first_fault(
     error = largest_row_error(recording.final.numpy(), np.asarray(normed[0]))
     if not error <= limit:
         return _fault(None, "norm", ("norm.weight",), error)
-    expected = reference_model.reference_logits(reference_model.fill_head(reference), recording.final)
-    ours = layerwise.apply_head(layerwise.read_head(weights, model), jnp.asarray(recording.final.numpy()), model)
-    error = largest_row_error(expected, np.asarray(ours))
+    ours = partial(layerwise.head_logits_of, weights, model, jnp.asarray(recording.final.numpy()))
+    (parts,) = _compare_heads(weights, model, partial(_reference_head, reference, recording), [ours])
+    error = float(np.max([largest_error_of(part) for part in parts]))
     name = "embedding.weight" if model.tied_head else "head.weight"
     return None if error <= limit else _fault(None, "head", (name,), error)
 

@@ -91,7 +91,8 @@ def run_reference(reference: ReferenceModel, tokens_L: np.ndarray, *, keep_hidde
     handles = []
     for number, layer in enumerate(body.layers):
         handles.append(layer.register_forward_pre_hook(before_layer(number), with_kwargs=True))
-        handles.append(layer.register_forward_hook(lambda module, args, output: _drop(module)))
+    for module in (body.embed_tokens, *body.layers):
+        handles.append(module.register_forward_hook(lambda module, args, output: _drop(module)))
     try:
         _fill(reference, body.embed_tokens, "model.embed_tokens.")
         _fill(reference, body.norm, "model.norm.")
@@ -110,19 +111,17 @@ def run_reference(reference: ReferenceModel, tokens_L: np.ndarray, *, keep_hidde
     return recording
 
 
-def fill_head(reference: ReferenceModel) -> Any:
-    """The output projection with its weights in memory."""
-    prefix = "model.embed_tokens." if reference.tied_head else "lm_head."
-    _fill(reference, reference.module.lm_head, prefix)
-    return reference.module.lm_head
+def head_logits_of(reference: ReferenceModel, final_LD: Any, first: int, end: int) -> np.ndarray:
+    """Logits [L, end - first] of the ids [first, end), from hidden states after the final norm.
 
-
-def reference_logits(head: Any, final_LD: Any) -> np.ndarray:
-    """Logits [L, V] of hidden states after the final norm: float32, or float64 of a model that computes in it."""
+    float32, or float64 of a model that computes in it. Only those rows of the projection are read: it has no bias in
+    the families that are read, and nothing follows it.
+    """
     import torch
 
+    stored = reference.tensors["model.embed_tokens.weight" if reference.tied_head else "lm_head.weight"]
     with torch.inference_mode():
-        logits = head(final_LD)
+        logits = torch.nn.functional.linear(final_LD, _read(reference, stored, first, end))
     return (logits if logits.dtype == torch.float64 else logits.float()).numpy()
 
 
@@ -177,21 +176,21 @@ def _numpy(tensor_1LN: Any) -> np.ndarray:
 
 def _fill(reference: ReferenceModel, module: Any, prefix: str) -> None:
     """Read the module's weights, in the reference's element type."""
-    import torch
-
     state = {}
     for name, _ in module.named_parameters():
         stored = reference.tensors[prefix + name]
-        # torch has no bfloat16 from NumPy: the bits pass as integers.
-        bits = stored.read().view(np.uint8).reshape(*stored.shape[:-1], -1)
-        state[name] = torch.from_numpy(bits).view(_torch_dtype(stored)).to(reference.dtype)
+        state[name] = _read(reference, stored, 0, stored.shape[0])
     module.load_state_dict(state, assign=True)
 
 
-def _torch_dtype(stored: StoredTensor) -> Any:
+def _read(reference: ReferenceModel, stored: StoredTensor, first: int, end: int) -> Any:
+    """Rows [first, end) as a tensor of the reference's element type."""
     import torch
 
-    return getattr(torch, stored.dtype.name)
+    # torch has no bfloat16 from NumPy: the bits pass as integers.
+    rows = stored.read_rows(first, end)
+    bits = rows.view(np.uint8).reshape(*rows.shape[:-1], -1)
+    return torch.from_numpy(bits).view(getattr(torch, stored.dtype.name)).to(reference.dtype)
 
 
 def _drop(module: Any) -> None:
