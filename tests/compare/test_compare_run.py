@@ -16,7 +16,8 @@ from ectype.compare.record import read_verdict
 from ectype.compare.runner import compare_run
 from ectype.compare.twins import finished_twins, no_noise, reference_noise, twins_noise
 from ectype.errors import EctypeError
-from ectype.evaluate.runner import Settings, evaluate_run
+from ectype.evaluate.engine import Settings
+from ectype.evaluate.runner import evaluate_run
 from ectype.recipe.load import load_recipe, to_yaml
 from ectype.recipe.placement import Placement
 from ectype.recipe.reference import Reference

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ectype.evaluate import measures
-from ectype.evaluate.measures import chunk_measures, window_measures
+from ectype.evaluate.measures import chunk_measures, row_measures
 from ectype.model.decoder import forward, head_logits
 from ectype.model.parameters import init_parameters
 from ectype.recipe.spec import Model
@@ -101,10 +101,14 @@ WIDE = MODEL.model_copy(update={"d_model": 24, "trained_rows": None})
 def test_windows_are_scored_by_what_each_model_says_before_each_token() -> None:
     ours, reference = init_parameters(MODEL, 1), init_parameters(WIDE, 2)
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (3, 12), dtype=np.int32)
-    found = window_measures(
-        (ours, reference), tokens, models=(MODEL, WIDE), compute_dtype="float32", chunk_tokens=7
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    found = row_measures(
+        (ours, reference), inputs, targets, models=(MODEL, WIDE), compute_dtype="float32", chunk_tokens=7
     )  # fmt: skip
     assert found["loss"].shape == (3, 11)
+    alone = row_measures((ours,), inputs, targets, models=(MODEL,), compute_dtype="float32", chunk_tokens=7)
+    np.testing.assert_allclose(alone.pop("loss"), found["loss"], atol=1e-6)
+    assert list(alone) == ["loss_all_rows"]
     sides = [
         np.asarray(head_logits(params, forward(params, tokens, model), model))[:, :-1]
         for params, model in ((ours, MODEL), (reference, WIDE))
@@ -118,7 +122,7 @@ def test_the_chunk_size_changes_nothing_but_rounding() -> None:
     params = init_parameters(MODEL, 1), init_parameters(MODEL, 2)
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (2, 12), dtype=np.int32)
     one, other = (
-        window_measures(params, tokens, models=(MODEL, MODEL), compute_dtype="float32", chunk_tokens=chunk)
+        row_measures(params, tokens, tokens, models=(MODEL, MODEL), compute_dtype="float32", chunk_tokens=chunk)
         for chunk in (5, 1024)
     )
     for name in one:
@@ -127,9 +131,9 @@ def test_the_chunk_size_changes_nothing_but_rounding() -> None:
 
 def test_logits_are_held_for_one_chunk_only() -> None:
     params = init_parameters(MODEL, 1), init_parameters(MODEL, 2)
-    tokens = jnp.zeros((8, 65), jnp.int32)
-    lowered = window_measures.lower(
-        params, tokens, models=(MODEL, MODEL), compute_dtype="float32", chunk_tokens=32
+    tokens = jnp.zeros((8, 64), jnp.int32)
+    lowered = row_measures.lower(
+        params, tokens, tokens, models=(MODEL, MODEL), compute_dtype="float32", chunk_tokens=32
     ).as_text()  # fmt: skip
     assert f"<32x{MODEL.rows}xf32>" in lowered
     assert f"<512x{MODEL.rows}xf32>" not in lowered
@@ -140,6 +144,6 @@ def test_bfloat16_compute_still_scores_in_float32() -> None:
     params = init_parameters(MODEL, 1), init_parameters(MODEL, 1)
     tokens = jnp.zeros((1, 12), jnp.int32)
     shapes = jax.eval_shape(
-        lambda: window_measures(params, tokens, models=(MODEL, MODEL), compute_dtype="bfloat16", chunk_tokens=32)
+        lambda: row_measures(params, tokens, tokens, models=(MODEL, MODEL), compute_dtype="bfloat16", chunk_tokens=32)
     )
     assert {value.dtype for value in shapes.values()} == {np.dtype("float32")}

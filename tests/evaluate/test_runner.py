@@ -10,23 +10,19 @@ import pytest
 import safetensors.numpy
 
 from ectype.errors import EctypeError
+from ectype.evaluate.engine import Settings
 from ectype.evaluate.held_out import load_held_out
+from ectype.evaluate.landmarks import find_landmarks
 from ectype.evaluate.record import read_evaluation
-from ectype.evaluate.runner import (
-    Settings,
-    default_settings,
-    evaluate_landmark,
-    evaluate_run,
-    find_landmarks,
-    weights_sha256,
-)
+from ectype.evaluate.runner import default_settings, evaluate_landmark, evaluate_run
+from ectype.evaluate.sides import weights_sha256
 from ectype.recipe.load import load_recipe
 from ectype.recipe.placement import Placement
 from ectype.recipe.reference import HeldOut, LandmarkWeights, Reference, load_reference
 from ectype.run.manifest import Manifest, write_manifest
 from ectype.run.paths import RunFolder
 
-FEW = Settings(batch_windows=4)
+FEW = Settings(batch_windows=4, devices=1)
 
 
 def tiny_text(reference: Reference, tmp_path: Path, windows: int = 5) -> Reference:
@@ -151,7 +147,7 @@ def test_a_domain_without_a_window_is_refused(reference: Reference, tmp_path: Pa
         load_held_out(reference.model_copy(update={"held_out": short}), 256, 1000)
     scored = short.model_copy(update={"remainder": "score"})
     text = load_held_out(reference.model_copy(update={"held_out": scored}), 256, 1000)
-    assert text.domains["x"].targets.tolist() == [199]
+    assert [block.rows.scored.sum() for block in text.stream()] == [text.targets] == [199]
 
 
 def test_a_real_npy_header_is_no_text(reference: Reference, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from ectype.evaluate.distribution import distribution
 from ectype.evaluate.summary import (
     DomainMeasures,
     domain_record,
@@ -20,8 +21,8 @@ NAMES = ("loss", "loss_all_rows", "reference_loss", "reference_loss_all_rows", "
 def measures(value: float, mask: list[list[bool]], text_bytes: int | None = 5) -> DomainMeasures:
     mask_NP = np.array(mask)
     values = {name: np.full(mask_NP.shape, value, np.float32) for name in NAMES}
-    target_bytes = None if text_bytes is None else np.full(mask_NP.shape, text_bytes)
-    return reduce_measures(values, mask_NP, target_bytes)
+    row_bytes = None if text_bytes is None else text_bytes * mask_NP.sum(axis=1)
+    return reduce_measures(values, mask_NP, row_bytes)
 
 
 def test_domains_weigh_by_their_targets_not_by_their_number() -> None:
@@ -74,7 +75,7 @@ def test_what_is_not_finite_is_null_and_counted() -> None:
 
 def test_every_finite_kl_falls_in_one_bin() -> None:
     kl = np.array([0.0, 1e-20, 2e-9, 2e-9, 0.5, 1e9, np.nan], np.float32)
-    histogram = kl_histogram(kl)
+    histogram = kl_histogram(distribution(kl))
     assert sum(histogram.counts) == 6
     assert histogram.counts[0] == 2
     assert histogram.counts[-1] == 1

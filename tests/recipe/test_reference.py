@@ -113,3 +113,30 @@ def test_broken_batches_are_refused(tmp_path: Path, entries: Any) -> None:
     (tmp_path / "batches.json").write_text(json.dumps(entries))
     with pytest.raises(EctypeError, match="batches"):
         read_batches(tmp_path / "batches.json")
+
+
+WANDB = (
+    '"Step","calm-7b - train/CE loss","calm-7b - train/CE loss__MIN","calm-7b - train/CE loss__MAX"\n'
+    '"1","11.5","11.5","11.5"\n"2","11.25","11.25","11.25"\n"3","10.5","10.25","10.75"\n"4","10","10","10"\n'
+)
+
+
+def test_an_export_of_wandb_is_read_by_the_names_that_one_sees_there(tmp_path: Path) -> None:
+    """Step 3 is a mean of several steps, as its lowest and highest differ: it says nothing of step 3."""
+    path = tmp_path / "wandb.csv"
+    path.write_text(WANDB)
+    for loss in ("train/CE loss", "calm-7b - train/CE loss"):
+        log = read_training_log(Log(path=path, step="step", loss=loss))
+        assert (log.steps.tolist(), log.loss.tolist()) == ([1, 2, 4], [11.5, 11.25, 10.0])
+        assert log.aggregated_rows == 1
+
+
+def test_an_export_of_several_runs_or_of_means_alone_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "wandb.csv"
+    path.write_text("Step,a - loss,b - loss\n1,2,3\n")
+    with pytest.raises(EctypeError, match="has 2 columns for 'loss': a - loss, b - loss"):
+        read_training_log(Log(path=path, step="Step"))
+    assert read_training_log(Log(path=path, step="Step", loss="b - loss")).loss.tolist() == [3.0]
+    path.write_text("Step,a - loss,a - loss__MIN,a - loss__MAX\n1,2,1,3\n2,2,1,3\n")
+    with pytest.raises(EctypeError, match="2 rows, each a mean of several steps"):
+        read_training_log(Log(path=path))

@@ -98,7 +98,7 @@ def _measures(generator: np.random.Generator, level: float, windows: int, offset
     return reduce_measures(
         {name: np.asarray(value, np.float32) for name, value in values.items()},
         np.ones(shape, bool),
-        np.full(shape, 3, np.int64),
+        np.full(windows, 3 * (WINDOW_TOKENS - 1)),
     )
 
 

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
+from ectype.evaluate.devices import weight_shardings
 from ectype.model.decoder import forward, head_logits
 from ectype.model.parameters import init_parameters
 from ectype.recipe.spec import Model
 from ectype.tasks.batching import Settings
-from ectype.evaluate.devices import weight_shardings
 from ectype.tasks.generation import generate
 from ectype.tasks.requests import ScoringRequest, rolling_requests
 from ectype.tasks.scoring import hidden_states, score, target_scores

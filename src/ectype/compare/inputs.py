@@ -9,16 +9,12 @@ import numpy as np
 from ectype.data.digest import batch_digest
 from ectype.data.ledger import ledger_processes, spans_of
 from ectype.errors import EctypeError
+from ectype.evaluate.engine import Settings
 from ectype.evaluate.held_out import load_held_out
+from ectype.evaluate.landmarks import find_landmarks
 from ectype.evaluate.record import Evaluation, read_evaluation
-from ectype.evaluate.runner import (
-    Settings,
-    find_landmarks,
-    is_current,
-    landmark_inputs,
-    weights_sha256,
-    window_tokens,
-)
+from ectype.evaluate.runner import is_current, landmark_inputs, window_tokens
+from ectype.evaluate.sides import weights_sha256
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import Reference, read_batches
 from ectype.recipe.spec import Recipe

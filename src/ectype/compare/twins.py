@@ -8,8 +8,9 @@ from typing import Any
 from ectype.compare.noise import Noise, measure_noise, read_noise
 from ectype.errors import EctypeError
 from ectype.evaluate.held_out import load_held_out
+from ectype.evaluate.landmarks import find_landmarks
 from ectype.evaluate.record import Evaluation
-from ectype.evaluate.runner import default_settings, evaluate_landmark, find_landmarks, window_tokens
+from ectype.evaluate.runner import default_settings, evaluate_landmark, window_tokens
 from ectype.progress import Progress, silent
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import LandmarkWeights, Reference

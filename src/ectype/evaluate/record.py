@@ -22,21 +22,30 @@ class Protocol(Section):
     window_tokens: int
     windows: str = "fixed, non-overlapping, documents as stored"
     scored: str = "every token of a window but its first"
+    stride_tokens: int | None = None
+    """New tokens of each rolling window; null for fixed windows."""
+    prefix_id: int | None = None
+    """The token before a text, behind which its first one is scored; null: the first token is context alone."""
     remainder: Literal["drop", "score"]
+    units: Literal["windows", "documents"] = "windows"
+    """What the sums of a record are over, and the bootstrap draws."""
     vocabulary_rows: int
-    all_rows: tuple[int, int]
+    all_rows: tuple[int, ...]
     """Trained rows of ours and of the reference, behind the `_all_rows` losses."""
     compute_dtype: Dtype
     softmax: str = "float32"
     accumulation: str = "float64"
     kl: str = "KL(reference || ours) over vocabulary_rows, nats per token"
+    top_ids: int | None = None
+    """The reference's most probable ids that its stored record holds; null: all, and the KL is no bound."""
 
 
 class InputHashes(Section):
     """Content hashes (SHA-256) of everything that the numbers depend on."""
 
     ours: str
-    reference: str
+    reference: str | None
+    """Null where one model was measured alone."""
     reference_padded_rows: str | None
     held_out: dict[str, str]
     tokenizer: str | None
@@ -63,16 +72,25 @@ class Summary(Section):
     perplexity: Pair
     bits_per_byte: Pair
     kl_mean: Number
+    """Against a stored record of `top_ids`, a lower bound: the ids beyond them count as one."""
     kl_median: Number
+    """Within 2.5e-4 of itself where a text has more than 2^18 distinct values, else exact; so is the next."""
     kl_p99: Number
     kl_max: Number
+    kl_upper_mean: Number = None
+    """Against a stored record, an upper bound on the mean KL."""
+    tail_mass_mean: Number = None
+    """Against a stored record, what the reference gave to ids beyond `top_ids`."""
     top1_agreement: Number
     nonfinite_targets: Pair
     """Targets whose loss is NaN or infinite."""
 
 
-class WindowSums(Section):
-    """Sums over the targets of each window, in order, for pairing and for the bootstrap."""
+class UnitSums(Section):
+    """Sums over the targets of each window, or document, in order, for pairing and for the bootstrap.
+
+    What needs a reference is empty without one.
+    """
 
     targets: tuple[int, ...]
     loss: tuple[Number, ...]
@@ -93,15 +111,15 @@ class DomainEvaluation(Section):
     """One held-out domain."""
 
     summary: Summary
-    windows: WindowSums
+    windows: UnitSums
     kl_histogram: Histogram
 
 
 class Evaluation(Section):
-    """One landmark: our weights against the reference's on the same tokens."""
+    """One set of weights, or two of them, on the same tokens: a landmark of a run, or any checkpoints."""
 
     format: Literal[1] = 1
-    step: int
+    step: int | None
     protocol: Protocol
     inputs: InputHashes
     overall: Summary

@@ -1,40 +1,28 @@
-"""Evaluate a run's landmarks against a reference's, one record per landmark; finished records are reused.
+"""Evaluate a run's landmarks against a reference's, one record per landmark and set; finished records are reused.
 
 This file reads, loads and writes; what is computed lies in `windows`, `measures` and `summary`.
 """
 
-import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from ectype import __version__
-from ectype.artifacts import sha256_of_file
 from ectype.errors import EctypeError
-from ectype.evaluate.held_out import HeldOutText, load_held_out
+from ectype.evaluate.disjoint import CHECKED_WINDOWS, require_disjoint
+from ectype.evaluate.engine import Settings
+from ectype.evaluate.held_out import Cut, HeldOutText, load_held_out, load_set
+from ectype.evaluate.landmarks import Landmarks, find_landmarks, landmark_lock
 from ectype.evaluate.record import Evaluation, InputHashes, Protocol, read_evaluation, write_evaluation
-from ectype.evaluate.summary import DomainMeasures, domain_record, join_measures, reduce_measures, summarise
-from ectype.evaluate.windows import scored_mask
+from ectype.evaluate.sides import load_side, measure_sides, require_one_vocabulary, weights_sha256
+from ectype.evaluate.subject import Subject
+from ectype.evaluate.summary import DomainMeasures, domain_record, join_measures, summarise
 from ectype.progress import Progress, silent
+from ectype.recipe.held_out_sets import MAIN_SET, check_names
 from ectype.recipe.reference import LandmarkWeights, Reference
-from ectype.recipe.spec import Dtype, Model, Recipe
-from ectype.run.checkpoints import META_ITEM, WEIGHTS_ITEM, finished_steps
+from ectype.recipe.spec import HeldOutSet, Model, Recipe
 from ectype.run.goodput import GoodputLog
-from ectype.run.manifest import first_step, load_run_recipe, read_manifest
+from ectype.run.manifest import load_run_recipe, read_manifest
 from ectype.run.paths import RunFolder
-
-CHUNK_TOKENS = 1024
-"""Tokens whose logits exist at a time; results do not depend on it beyond float32 rounding."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How an evaluation is computed. `batch_windows` changes speed and memory only."""
-
-    batch_windows: int = 16
-    compute_dtype: Dtype = "float32"
 
 
 def default_settings(run_dir: Path) -> Settings:
@@ -44,35 +32,14 @@ def default_settings(run_dir: Path) -> Settings:
     return Settings(batch_windows=read_manifest(run_dir).placement.evaluation_batch_windows)
 
 
-@dataclass(frozen=True)
-class Landmarks:
-    """A run's landmarks beside its reference's: which to compare, and which can't be."""
-
-    due: tuple[int, ...]
-    """Landmarks of the recipe for which the reference has weights; none before the step that a stage counts on from."""
-    available: tuple[int, ...]
-    """Those of `due` whose checkpoint exists in the run."""
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Landmarks that are due and that the run holds no checkpoint of."""
-        return tuple(step for step in self.due if step not in self.available)
-
-
-def find_landmarks(run_dir: Path, recipe: Recipe, reference: Reference) -> Landmarks:
-    """Which of the recipe's landmarks the reference has too, and which of those the run has reached and kept."""
-    shared, first = set(recipe.landmarks) & reference.landmarks.keys(), first_step(run_dir)
-    due = tuple(sorted(step for step in shared if step >= first))
-    finished = finished_steps(run_dir)
-    return Landmarks(due, tuple(step for step in due if step in finished))
-
-
 def evaluate_run(
     run_dir: Path,
     reference: Reference,
     *,
     landmarks: Sequence[int] = (),
+    texts: Mapping[str, HeldOutText] | None = None,
     settings: Settings | None = None,
+    disjoint_windows: int = CHECKED_WINDOWS,
     progress: Progress = silent,
 ) -> dict[int, Evaluation]:
     """Evaluate every available landmark of a run, or those given; each record is written as soon as it is done.
@@ -81,37 +48,104 @@ def evaluate_run(
         run_dir: the run folder.
         reference: the run to compare with.
         landmarks: steps to evaluate; empty means all that are available.
+        texts: from `run_texts`; None: all that the reference and the recipe name.
         settings: None takes `default_settings`.
+        disjoint_windows: training windows that are searched for held-out text, at most.
 
     Returns:
-        Step -> evaluation.
+        Step -> evaluation on the reference's own text; those on other sets are only written.
 
     Raises:
-        EctypeError: a landmark asked for is not due or has no checkpoint, or nothing can be compared at all.
+        EctypeError: a landmark asked for is not due or has no checkpoint, nothing can be compared at all, or training
+            reads held-out text.
     """
     recipe = load_run_recipe(run_dir)
-    found = find_landmarks(run_dir, recipe, reference)
-    steps = _chosen(landmarks, found, reference)
-    held_out = load_held_out(reference, window_tokens(recipe), recipe.model.vocab_size)
+    steps = _chosen(landmarks, find_landmarks(run_dir, recipe, reference), reference)
+    texts = run_texts(recipe, reference) if texts is None else texts
     settings = settings or default_settings(run_dir)
+    require_disjoint(run_dir, recipe, texts, most_windows=disjoint_windows, progress=progress)
     results = {}
     with GoodputLog(run_dir).spending("evaluation"):
         for number, step in enumerate(steps):
-            results[step] = evaluate_landmark(
-                step,
-                LandmarkWeights(weights=RunFolder(run_dir).checkpoint(step)),
-                reference.landmarks[step],
-                held_out,
-                settings,
-                RunFolder(run_dir).evaluation(step),
-                _part_of(progress, number, len(steps)),
-            )
+            part = _part_of(progress, number, len(steps))
+            results[step] = evaluate_sets(run_dir, step, reference, texts, settings, part)[MAIN_SET]
     return results
+
+
+def run_texts(
+    recipe: Recipe, reference: Reference, given: Mapping[str, HeldOutSet] | None = None, tokenizer: Path | None = None
+) -> dict[str, HeldOutText]:
+    """The reference's own text, and further sets by name: those of the reference, of the recipe, and those given.
+
+    Raises:
+        EctypeError: two sets of one name that differ, a name that can't be one, or as for `load_set`.
+    """
+    length, vocab_size = window_tokens(recipe), recipe.model.vocab_size
+    sets: dict[str, HeldOutSet] = {}
+    for source in (reference.sets, recipe.evaluation.sets, given or {}):
+        if differing := [name for name in source if name in sets and sets[name] != source[name]]:
+            raise EctypeError(
+                f"held-out set {differing[0]!r} is defined twice, in two ways", "each name once", "rename one of them"
+            )
+        sets |= source
+    return {MAIN_SET: load_held_out(reference, length, vocab_size)} | {
+        name: load_set(
+            each, length, vocab_size, tokenizer=tokenizer or reference.tokenizer, end_of_text_id=recipe.data.eos_id
+        )
+        for name, each in check_names(sets).items()
+    }
+
+
+def evaluate_sets(
+    run_dir: Path,
+    step: int,
+    reference: Reference,
+    texts: Mapping[str, HeldOutText],
+    settings: Settings,
+    progress: Progress = silent,
+) -> dict[str, Evaluation]:
+    """Evaluate one landmark of a run on each text, and write what is not there yet.
+
+    One process at a time: another that is asked for the same landmark waits, and then finds it done.
+    """
+    with landmark_lock(run_dir, step):
+        return evaluate_locked(run_dir, step, reference, texts, settings, progress)
+
+
+def evaluate_locked(
+    run_dir: Path, step: int, reference: Reference, texts: Mapping[str, HeldOutText], settings: Settings,
+    progress: Progress,
+) -> dict[str, Evaluation]:  # fmt: skip
+    """The same by a process that holds the landmark's lock."""
+    run = RunFolder(run_dir)
+    outs = {name: _record_path(run, name, step) for name in texts}
+    ours = LandmarkWeights(weights=run.checkpoint(step))
+    found = _evaluated(step, ours, reference.landmarks[step], [(texts[n], outs[n]) for n in texts], settings, progress)
+    return dict(zip(texts, found, strict=True))
+
+
+def is_evaluated(
+    run_dir: Path, step: int, reference: Reference, texts: Mapping[str, HeldOutText], settings: Settings
+) -> bool:
+    """Whether the records of a landmark on all texts are there, and are what evaluating it now would give."""
+    run, known = RunFolder(run_dir), None
+    for name, text in texts.items():
+        stored = _stored(_record_path(run, name, step))
+        if stored is None:
+            return False
+        known = known or landmark_inputs(weights_sha256(run.checkpoint(step)), reference.landmarks[step], text)
+        if not is_current(stored, step, _on(text, known), text, settings):
+            return False
+    return True
+
+
+def _record_path(run: RunFolder, name: str, step: int) -> Path:
+    return run.evaluation(step) if name == MAIN_SET else run.set_evaluation(name, step)
 
 
 def _part_of(progress: Progress, number: int, parts: int) -> Progress:
     """Progress of the part `number` of `parts` equal ones, shown as progress of the whole."""
-    return lambda label, done, total: progress("evaluate, windows", number * total + done, parts * total)
+    return lambda label, done, total: progress(label, number * total + done, parts * total)
 
 
 def window_tokens(recipe: Recipe) -> int:
@@ -152,69 +186,82 @@ def evaluate_landmark(
     Raises:
         EctypeError: weights can't be loaded, belong to another step, or differ in vocabulary.
     """
-    inputs = landmark_inputs(weights_sha256(ours.weights), reference, held_out)
-    stored = _stored(out)
-    if stored is not None and is_current(stored, step, inputs, held_out, settings):
-        return stored
-    sides = [_load(side, step) for side in (ours, reference)]
-    params, models = tuple(side[0] for side in sides), (sides[0][1], sides[1][1])
-    if models[0].vocab_size != models[1].vocab_size:
-        raise EctypeError(
-            f"vocabulary of {models[0].vocab_size} ids in ours and {models[1].vocab_size} in the reference",
-            "one vocabulary, or there is no divergence between their predictions",
-            "compare runs that share a tokenizer",
-        )
-    domains, done = {}, 0
-    total = sum(len(windows.targets) for windows in held_out.domains.values())
-    for name in held_out.domains:
-        parts = []
-        for part in _batches(name, params, models, held_out, settings):
-            parts.append(part)
-            done += len(part.targets)
-            progress(f"landmark {step}", done, total)
-        domains[name] = join_measures(parts)
-    evaluation = Evaluation(
+    return next(_evaluated(step, ours, reference, [(held_out, out)], settings, progress))
+
+
+def _evaluated(
+    step: int, ours: LandmarkWeights, reference: LandmarkWeights, wanted: Sequence[tuple[HeldOutText, Path]],
+    settings: Settings, progress: Progress,
+) -> Iterator[Evaluation]:  # fmt: skip
+    """The evaluation on each text, which also lies at its path then; weights are loaded once, and only when needed."""
+    sides: list[Subject] = []
+    known = landmark_inputs(weights_sha256(ours.weights), reference, wanted[0][0])
+    for text, out in wanted:
+        inputs, stored = _on(text, known), _stored(out)
+        if stored is not None and is_current(stored, step, inputs, text, settings):
+            yield stored
+            continue
+        sides = sides or [load_side(side, settings, step) for side in (ours, reference)]
+        require_one_vocabulary(*(side.model.vocab_size for side in sides))
+        domains = measure_sides(sides, text, settings, progress)
+        evaluation = evaluation_of(step, [side.model for side in sides], text.cut, inputs, settings, domains)
+        write_evaluation(out, evaluation)
+        yield evaluation
+
+
+def evaluation_of(
+    step: int | None,
+    models: Sequence[Model],
+    cut: Cut,
+    inputs: InputHashes,
+    settings: Settings,
+    domains: Mapping[str, DomainMeasures],
+    all_rows: tuple[int, ...] | None = None,
+    top_ids: int | None = None,
+) -> Evaluation:
+    """The record of what was measured.
+
+    Args:
+        models: of our weights, and of the reference's where they were run.
+        all_rows: rows behind the losses of all rows; None: those of `models`.
+        top_ids: of the reference's stored record, where that stood for its weights.
+    """
+    rows = tuple(model.rows for model in models) if all_rows is None else all_rows
+    return Evaluation(
         step=step,
-        protocol=_protocol(held_out, settings, models[0].vocab_size, (models[0].rows, models[1].rows)),
+        protocol=_protocol(cut, settings, models[0].vocab_size, rows, top_ids),
         inputs=inputs,
         overall=summarise(join_measures(list(domains.values()))),
         domains={name: domain_record(measures) for name, measures in domains.items()},
     )
-    write_evaluation(out, evaluation)
-    return evaluation
 
 
-def _batches(
-    name: str, params: tuple, models: tuple[Model, Model], held_out: HeldOutText, settings: Settings
-) -> Iterator[DomainMeasures]:
-    """Measures of one domain, batch by batch. Every batch has one shape, so that the step compiles once."""
-    from ectype.evaluate.measures import window_measures
-
-    windows = held_out.domains[name]
-    mask = scored_mask(windows.targets, held_out.window_tokens)
-    for start in range(0, len(windows.targets), settings.batch_windows):
-        rows = slice(start, start + settings.batch_windows)
-        tokens = windows.tokens[rows]
-        padding = np.zeros((settings.batch_windows - len(tokens), held_out.window_tokens), np.int32)
-        measured = window_measures(
-            params,
-            np.concatenate([tokens, padding]),
-            models=models,
-            compute_dtype=settings.compute_dtype,
-            chunk_tokens=CHUNK_TOKENS,
-        )
-        counted = {measure: np.asarray(values)[: len(tokens)] for measure, values in measured.items()}
-        target_bytes = None if held_out.token_bytes is None else held_out.token_bytes[tokens[:, 1:]]
-        yield reduce_measures(counted, mask[rows], target_bytes)
+_FIXED = {field: Protocol.model_fields[field].default for field in ("windows", "scored", "kl")}
+_BOUND = (
+    "lower bound on KL(reference || ours) over vocabulary_rows, nats per token: the reference's top_ids one by one, "
+    "all other ids as one"
+)
 
 
-def _protocol(held_out: HeldOutText, settings: Settings, vocabulary_rows: int, all_rows: tuple[int, int]) -> Protocol:
+def _protocol(
+    cut: Cut, settings: Settings, vocabulary_rows: int, all_rows: tuple[int, ...], top_ids: int | None = None
+) -> Protocol:
+    rolling = {
+        "windows": f"rolling, documents {cut.documents}",
+        "scored": "every token once" if cut.prefix_id is not None else "every token but a text's first, once",
+    }
+    words = _FIXED | (rolling if cut.stride_tokens is not None else {}) | ({"kl": _BOUND} if top_ids else {})
     return Protocol(
-        window_tokens=held_out.window_tokens,
-        remainder=held_out.remainder,
+        window_tokens=cut.window_tokens,
+        stride_tokens=cut.stride_tokens,
+        prefix_id=cut.prefix_id,
+        remainder=cut.remainder,
+        units="documents" if cut.documents == "one by one" else "windows",
         vocabulary_rows=vocabulary_rows,
         all_rows=all_rows,
         compute_dtype=settings.compute_dtype,
+        top_ids=top_ids,
+        **words,
     )
 
 
@@ -230,9 +277,14 @@ def landmark_inputs(ours_sha256: str, reference: LandmarkWeights, held_out: Held
     )
 
 
+def _on(text: HeldOutText, known: InputHashes) -> InputHashes:
+    """The inputs of an evaluation of the same weights on another text."""
+    return known.model_copy(update={"held_out": dict(text.sha256), "tokenizer": text.tokenizer_sha256})
+
+
 def is_current(record: Evaluation, step: int, inputs: InputHashes, held_out: HeldOutText, settings: Settings) -> bool:
     """Whether a stored record is what evaluating `step` now would give."""
-    protocol = _protocol(held_out, settings, record.protocol.vocabulary_rows, record.protocol.all_rows)
+    protocol = _protocol(held_out.cut, settings, record.protocol.vocabulary_rows, record.protocol.all_rows)
     return (record.step, record.inputs, record.protocol) == (step, inputs, protocol)
 
 
@@ -242,38 +294,3 @@ def _stored(path: Path) -> Evaluation | None:
         return read_evaluation(path)
     except EctypeError:
         return None
-
-
-def _load(side: LandmarkWeights, step: int) -> tuple[dict, Model]:
-    from ectype.weights.load import load_any_weights
-
-    params, model, meta = load_any_weights(side.weights, padded_rows=side.padded_rows)
-    stored_step = meta.get("step")
-    if stored_step is not None and stored_step != step:
-        raise EctypeError(
-            f"{side.weights} holds step {stored_step}", f"step {step}", "a checkpoint was moved or renamed: restore it"
-        )
-    return params, model
-
-
-def weights_sha256(path: Path) -> str:
-    """SHA-256 over names and contents of the files that hold weights: a file, a folder, or a checkpoint's items.
-
-    A checkpoint's optimiser state is left out: no evaluation depends on it.
-
-    Raises:
-        EctypeError: there is nothing at `path`.
-    """
-    if path.is_file():
-        roots = [path]
-    else:
-        items = [path / item for item in (WEIGHTS_ITEM, META_ITEM)]
-        roots = items if items[0].is_dir() else [path]
-    files = sorted(file for root in roots for file in ([root] if root.is_file() else root.rglob("*")) if file.is_file())
-    if not files:
-        raise EctypeError(f"no weights at {path}", "a checkpoint or a Hugging Face folder", "check the path")
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(str(file.relative_to(path.parent if path.is_file() else path)).encode() + b"\0")
-        digest.update(bytes.fromhex(sha256_of_file(file)))
-    return digest.hexdigest()

@@ -9,9 +9,10 @@ from pydantic import BaseModel
 
 from ectype.artifacts import sha256_of_json
 from ectype.errors import EctypeError
+from ectype.recipe.held_out_sets import rooted
 from ectype.recipe.parse import field_names, nearest, nearest_key, parse
 from ectype.recipe.placement import Placement
-from ectype.recipe.spec import Inputs, Recipe
+from ectype.recipe.spec import Evaluation, Inputs, Recipe
 from ectype.recipe.yaml_text import parse_yaml
 
 Spec = TypeVar("Spec", Recipe, Placement)
@@ -38,7 +39,7 @@ def load_placement(name_or_path: str, overrides: Sequence[str] = ()) -> Placemen
 
 
 def with_inputs(recipe: Recipe, *, remap: Sequence[str] = (), **given: str | None) -> Recipe:
-    """The recipe with `given` inputs and further `remap` items, and with every plain path among them made absolute.
+    """The recipe with `given` inputs and further `remap` items, every plain path in it made absolute.
 
     A run folder stores its recipe, and must find its inputs again from any working directory.
     """
@@ -46,7 +47,8 @@ def with_inputs(recipe: Recipe, *, remap: Sequence[str] = (), **given: str | Non
     prefixes = parse_remap((*recipe.inputs.remap, *remap))
     resolved = {name: None if value is None else _absolute(value) for name, value in inputs.items()}
     items = tuple(f"{source}={_absolute(target)}" for source, target in prefixes.items())
-    return recipe.model_copy(update={"inputs": Inputs(**resolved, remap=items)})
+    evaluation = Evaluation.model_validate(rooted(recipe.evaluation.model_dump(), Path.cwd()))
+    return recipe.model_copy(update={"inputs": Inputs(**resolved, remap=items), "evaluation": evaluation})
 
 
 def parse_remap(items: Sequence[str]) -> dict[str, str]:

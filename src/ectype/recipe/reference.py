@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,8 +12,9 @@ from pydantic import Field
 
 from ectype.artifacts import package_path, read_json
 from ectype.errors import EctypeError
+from ectype.recipe.held_out_sets import rooted
 from ectype.recipe.parse import parse
-from ectype.recipe.spec import Dtype, Recipe, Section
+from ectype.recipe.spec import Dtype, HeldOutSet, Recipe, Section
 
 _FILE_NAME = "reference.json"
 _MEND = "correct the fields named above; docs/reference-folder.md lists them, and the bundle is an example"
@@ -48,6 +50,11 @@ class HeldOut(Section):
     remainder: Literal["drop", "score"] = "drop"
     """What becomes of the tokens behind the last whole window: `drop` leaves them out (OLMo-core)."""
 
+    @property
+    def as_set(self) -> HeldOutSet:
+        """The same as any other set."""
+        return HeldOutSet(tokens=self.domains, dtype=self.dtype, remainder=self.remainder)
+
 
 class Reference(Section):
     """A published run, as far as it is published. All paths are absolute after `load_reference`."""
@@ -63,8 +70,11 @@ class Reference(Section):
     batches: Path | None = None
     """JSON list of {"step", "index": window ids in order} for each update."""
     held_out: HeldOut
+    """What a verdict is reached on."""
+    sets: dict[str, HeldOutSet] = Field(default_factory=dict)
+    """Further held-out text by name, measured beside it."""
     tokenizer: Path | None = None
-    """`tokenizer.json`, for bits per byte."""
+    """`tokenizer.json`, for bits per byte and for documents."""
     noise: Path | None = None
     """Noise record that our own twins of this run made (`ectype compare --write-noise`)."""
 
@@ -82,6 +92,8 @@ class TrainingLog:
     grad_norm: np.ndarray | None = None
     learning_rate: np.ndarray | None = None
     skipped: np.ndarray | None = None
+    aggregated_rows: int = 0
+    """Rows that held the mean of several steps, or of several runs, and were left out."""
 
 
 def load_reference(path: str | Path) -> Reference:
@@ -93,7 +105,7 @@ def load_reference(path: str | Path) -> Reference:
     location = package_path(str(path))
     file = location / _FILE_NAME if location.is_dir() else location
     reference = parse(Reference, read_json(file, "reference"), f"reference {file}", mend=_MEND)
-    resolved = Reference.model_validate(_absolute(reference.model_dump(), file.parent))
+    resolved = Reference.model_validate(rooted(reference.model_dump(), file.parent))
     absent = [str(named) for named in _paths(resolved.model_dump()) if not named.exists()]
     if absent:
         raise EctypeError(
@@ -116,12 +128,6 @@ def named_reference(recipe: Recipe, name: str | None = None) -> Reference:
     return load_reference(chosen)
 
 
-def _absolute(value: Any, folder: Path) -> Any:
-    if isinstance(value, dict):
-        return {key: _absolute(entry, folder) for key, entry in value.items()}
-    return (folder / value).resolve() if isinstance(value, Path) else value
-
-
 def _paths(value: Any) -> list[Path]:
     if isinstance(value, dict):
         return [path for entry in value.values() for path in _paths(entry)]
@@ -131,33 +137,54 @@ def _paths(value: Any) -> list[Path]:
 def read_training_log(log: Log) -> TrainingLog:
     """Read the per-step series of a reference; of rows with one step number the last counts.
 
+    A column may stand in the file under its name in other capitals, or behind the name of a run (`run - name`), as W&B
+    exports it. A row whose `__MIN` and `__MAX` differ is the mean of several steps or runs, and is left out.
+
     Raises:
-        EctypeError: a named column is absent, a step is no whole number, or the file has no rows.
+        EctypeError: a named column is absent or stands there for several runs, a step is no whole number, or the file
+            has no rows of single steps.
     """
-    columns = {name: getattr(log, name) for name in ("step", *_NUMBERS) if getattr(log, name) is not None}
+    named = {name: getattr(log, name) for name in ("step", *_NUMBERS) if getattr(log, name) is not None}
     try:
         with log.path.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.DictReader(stream)
             header = reader.fieldnames or []
-            absent = [column for column in columns.values() if column not in header]
-            if absent:
-                raise EctypeError(
-                    f"log {log.path} has no column {', '.join(map(repr, absent))}",
-                    f"one of its columns: {', '.join(header)}",
-                    "correct the column names under `log` in the reference",
-                )
-            by_step = {_step_number(row[columns["step"]], log.path): row for row in reader}
+            columns = {name: _column(log.path, wanted, header) for name, wanted in named.items()}
+            rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise EctypeError(f"log {log.path}: {error}", "a readable CSV file", "check the path") from None
-    if not by_step:
-        raise EctypeError(f"log {log.path} has no rows", "one row per step", "export the log anew")
+    single = [row for row in rows if not _is_aggregated(row, columns["loss"])]
+    if not single:
+        found = f"{len(rows)} rows, each a mean of several steps or runs" if rows else "no rows"
+        raise EctypeError(f"log {log.path} has {found}", "one row per step", "export the full history of one run")
+    by_step = {_step_number(row[columns["step"]], log.path): row for row in single}
     steps = sorted(by_step)
     series = {
         name: np.array([_number(by_step[step][column]) for step in steps], np.float64)
         for name, column in columns.items()
         if name != "step"
     }
-    return TrainingLog(steps=np.array(steps, np.int64), **series)
+    return TrainingLog(steps=np.array(steps, np.int64), aggregated_rows=len(rows) - len(single), **series)
+
+
+def _column(path: Path, wanted: str, header: Sequence[str]) -> str:
+    """The column of the file that `wanted` means."""
+    if wanted in header:
+        return wanted
+    plain = [column for column in header if not column.endswith(("__MIN", "__MAX"))]
+    alike = [column for column in plain if column.casefold().rpartition(" - ")[2] == wanted.casefold()]
+    if len(alike) == 1:
+        return alike[0]
+    found = f"has {len(alike)} columns for {wanted!r}: {', '.join(alike)}" if alike else f"has no column {wanted!r}"
+    raise EctypeError(
+        f"log {path} {found}", f"one of its columns: {', '.join(plain)}",
+        "correct the column names under `log` in the reference",
+    )  # fmt: skip
+
+
+def _is_aggregated(row: Mapping[str, str | None], loss: str) -> bool:
+    lowest, highest = (_number(row.get(f"{loss}{end}")) for end in ("__MIN", "__MAX"))
+    return lowest < highest
 
 
 def _step_number(text: str | None, path: Path) -> int:

@@ -3,6 +3,7 @@
 A recipe holds every number that the mathematics depends on. Where and how it runs is a `Placement`.
 """
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -210,12 +211,60 @@ class Numerics(Section):
     moments: Dtype = "float32"
 
 
+class HeldOutSet(Section):
+    """Text to measure models on, and how it is cut. Either `tokens` or `documents` says where it lies."""
+
+    tokens: Path | dict[str, Path] | None = None
+    """Token files by domain; or one file, or a folder each of whose `.npy` files is a domain."""
+    documents: Path | dict[str, Path] | None = None
+    """Files of JSON lines with a `text` (also `.gz` and `.zst`), or folders of them, by domain; or one folder, each of
+    whose folders and files is a domain."""
+    dtype: Literal["uint8", "uint16", "uint32"] | None = None
+    """Of token files; None: the narrowest that holds the vocabulary."""
+    split: str | None = None
+    """Of documents: only files that lie in a folder of this name count."""
+    subdomains: bool = False
+    """Of documents: `domain/subdomain`, by the field `subdomain` of each, is a domain of its own."""
+    concatenate: bool = False
+    """Of documents: all of a domain as one text, each behind the end of the one before, instead of one by one."""
+    window_tokens: Positive | None = None
+    """The most that a prediction sees; None: the evaluation's length."""
+    stride_tokens: Positive | None = None
+    """Rolling windows, each of which scores so many tokens that none before it did and sees those before them. None:
+    documents roll by a whole window; token files are cut into windows, whose first token is context alone."""
+    prefix: Literal["none", "end_of_text"] | None = None
+    """What a rolling text begins with, so that its first token is scored too; None: `end_of_text` for documents,
+    `none` for token files."""
+    remainder: Literal["drop", "score"] = "drop"
+    """Of token files cut into windows: what becomes of the tokens behind the last whole window."""
+    first_tokens: Positive | None = None
+    """Of token files: so many from the beginning of each domain, which must hold them. None: all."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "HeldOutSet":
+        if (self.tokens is None) == (self.documents is None):
+            raise ValueError("give either tokens or documents")
+        if self.documents is None and (self.split or self.subdomains or self.concatenate):
+            raise ValueError("split, subdomains and concatenate are for documents")
+        if self.concatenate and self.subdomains:
+            raise ValueError("subdomains of concatenated documents can't be told apart")
+        if self.tokens is None and (self.dtype or self.first_tokens or self.remainder != "drop"):
+            raise ValueError("dtype, first_tokens and remainder are for tokens")
+        if self.window_tokens and self.stride_tokens and self.stride_tokens > self.window_tokens:
+            raise ValueError(f"stride_tokens {self.stride_tokens} is above window_tokens {self.window_tokens}")
+        if self.prefix == "end_of_text" and self.tokens is not None and self.stride_tokens is None:
+            raise ValueError("a prefix needs rolling windows: give stride_tokens")
+        return self
+
+
 class Evaluation(Section):
     """Held-out protocol: fixed windows per domain, every target weighted alike."""
 
     sequence_length_tokens: Positive | None = None
     """None: the training length."""
     bootstrap_samples: Positive = 2000
+    sets: dict[str, HeldOutSet] = Field(default_factory=dict)
+    """Further held-out text by name, measured beside the reference's own."""
 
 
 class Inputs(Section):

@@ -70,6 +70,18 @@ class RunFolder:
         """Evaluations that are there, by ascending landmark."""
         return sorted((self.path / "evaluations").glob("step-*.json"))
 
+    def evaluation_lock(self, step: int) -> Path:
+        """Held by the process that evaluates one landmark."""
+        return self.path / "evaluations" / f".{step:08d}.lock"
+
+    def set_evaluation(self, name: str, step: int) -> Path:
+        """The evaluation of one landmark on a further held-out set."""
+        return self.path / "evaluations" / f"set-{name.replace('/', '.')}-{_landmark_name(step)}"
+
+    def set_evaluations(self) -> list[Path]:
+        """Evaluations on further held-out sets that are there, by name and ascending landmark."""
+        return sorted((self.path / "evaluations").glob("set-*-step-*.json"))
+
     def task_evaluation(self, step: int) -> Path:
         """Downstream tasks on the weights of one step."""
         return self.path / "evaluations" / f"tasks-{_landmark_name(step)}"
@@ -81,6 +93,11 @@ class RunFolder:
     def against_run(self, step: int) -> Path:
         """In a twin's folder: its comparison with the run at one landmark. It is no evaluation of the twin itself."""
         return self.path / "against-run" / _landmark_name(step)
+
+    @property
+    def disjoint(self) -> Path:
+        """Held-out sets that training does not read, from `ectype evaluate`."""
+        return self.path / "disjoint.json"
 
     @property
     def twins(self) -> Path:

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ectype.evaluate.devices import row_sharding, whole_rows
 from ectype.model.cache import Cache, decode_step, prefill
 from ectype.model.decoder import head_logits
 from ectype.progress import Progress, silent
 from ectype.recipe.spec import Model
 from ectype.tasks.batching import Settings, batches, filled_up, length_ladder, padded_length
-from ectype.evaluate.devices import row_sharding, whole_rows
 
 Tree = dict[str, Any]
 _STEPS = 8

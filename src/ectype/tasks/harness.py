@@ -9,12 +9,12 @@ from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
 from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
 
 from ectype.errors import EctypeError
+from ectype.evaluate.subject import load_subject, require_length
 from ectype.progress import Progress, silent
 from ectype.tasks.batching import Settings
 from ectype.tasks.generation import generate
 from ectype.tasks.requests import cut_at, encode_pair, fit, generation_ended, rolling_requests, stop_texts
 from ectype.tasks.scoring import Score, score
-from ectype.tasks.subject import load_subject, require_length
 from ectype.tasks.tokenizer import load_tokenizer
 
 _DEFAULT_BATCH_ROWS = 8

@@ -10,7 +10,7 @@ from typing import Any, cast
 from ectype import __version__
 from ectype.artifacts import sha256_of_json
 from ectype.errors import EctypeError
-from ectype.evaluate.runner import weights_sha256
+from ectype.evaluate.sides import weights_sha256
 from ectype.progress import Progress, silent
 from ectype.recipe.spec import Dtype
 from ectype.run.checkpoints import finished_steps

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ectype.evaluate.devices import row_sharding, whole_rows
 from ectype.model.decoder import forward, head_logits
 from ectype.progress import Progress, silent
 from ectype.recipe.spec import Model
 from ectype.tasks.batching import Settings, batches, filled_up, length_ladder
-from ectype.evaluate.devices import row_sharding, whole_rows
 from ectype.tasks.requests import ScoringRequest
 
 Tree = dict[str, Any]

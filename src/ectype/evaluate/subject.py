@@ -8,9 +8,9 @@ import jax
 
 from ectype.artifacts import read_json
 from ectype.errors import EctypeError
+from ectype.evaluate.devices import weight_shardings
 from ectype.recipe.spec import Model
 from ectype.run.checkpoints import find_checkpoint
-from ectype.evaluate.devices import weight_shardings
 from ectype.weights.checkpoint import load_weights, model_of, read_meta
 from ectype.weights.load import load_any_weights
 
@@ -33,17 +33,23 @@ class Subject:
 
 
 def load_subject(
-    path: Path, *, step: int | None = None, split_weights: bool = False, devices: int | None = None
+    path: Path,
+    *,
+    step: int | None = None,
+    padded_rows: Path | None = None,
+    split_weights: bool = False,
+    devices: int | None = None,
 ) -> Subject:
     """Load weights in their stored element type.
 
     Args:
         path: a checkpoint, a run folder (its newest checkpoint, or `step`), or a Hugging Face folder.
+        padded_rows: for a Hugging Face folder, the side file with vocabulary rows that it lacks.
         split_weights: spread them over the devices instead of keeping a copy on each.
         devices: the first so many of this process's devices; None: all.
     """
     if (path / "config.json").is_file():
-        params, model, meta = load_any_weights(path)
+        params, model, meta = load_any_weights(path, padded_rows)
         params = jax.device_put(params, weight_shardings(model, split_weights, devices))
         return Subject(path, params, model, None, *_of_text(read_json(path / "config.json", "configuration"), meta))
     checkpoint = find_checkpoint(path, step)

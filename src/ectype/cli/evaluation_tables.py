@@ -1,0 +1,93 @@
+"""Evaluations as tables for people."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ectype.cli.output import console, number, plain_table
+
+if TYPE_CHECKING:
+    from ectype.evaluate.record import Evaluation
+    from ectype.tasks.record import TaskEvaluation
+
+
+def show_landmarks(evaluations: "dict[int, Evaluation]", missing: tuple[int, ...]) -> None:
+    """One row for each landmark, of all domains together."""
+    table = plain_table(
+        "step", "targets", "loss", "reference", "difference", "KL mean", "KL p99", "top-1", numbers_from=0
+    )
+    for step, evaluation in evaluations.items():
+        table.add_row(*landmark_row(step, evaluation))
+    console().print(table)
+    if missing:
+        console().print(f"no checkpoint yet for the landmarks {', '.join(map(str, missing))}")
+
+
+def landmark_row(step: int, evaluation: "Evaluation") -> list[str]:
+    """The cells of one landmark."""
+    overall = evaluation.overall
+    ours, theirs = overall.loss.ours, overall.loss.reference
+    gap = None if ours is None or theirs is None else ours - theirs
+    return [
+        f"{step}", f"{overall.targets:,}", number(ours, ".4f"), number(theirs, ".4f"), number(gap, "+.1e"),
+        number(overall.kl_mean, ".1e"), number(overall.kl_p99, ".1e"), _share(overall.top1_agreement),
+    ]  # fmt: skip
+
+
+def show_domains(title: str, evaluation: "Evaluation") -> None:
+    """One row for each domain, and how the numbers came about."""
+    protocol, paired = evaluation.protocol, evaluation.inputs.reference is not None
+    columns = ["domain", "targets", "loss", "perplexity", "bits/byte"]
+    table = plain_table(*columns, *(["reference", "KL mean", "KL p99", "KL max", "top-1"] * paired), numbers_from=1)
+    for name, summary in [
+        *((name, domain.summary) for name, domain in evaluation.domains.items()), ("all", evaluation.overall)
+    ]:  # fmt: skip
+        bits = "" if summary.bytes is None else number(summary.bits_per_byte.ours, ".4f")
+        cells = [name, f"{summary.targets:,}", number(summary.loss.ours, ".4f"), number(summary.perplexity.ours, ".3f")]
+        divergences = (summary.kl_mean, summary.kl_p99, summary.kl_max)
+        beside = [
+            number(summary.loss.reference, ".4f"), *(number(value, ".1e") for value in divergences),
+            _share(summary.top1_agreement),
+        ]  # fmt: skip
+        table.add_row(*cells, bits, *(beside * paired))
+    out = console()
+    out.print(title)
+    out.print(table)
+    stride = "" if protocol.stride_tokens is None else f", {protocol.stride_tokens} new ones each"
+    prefix = "" if protocol.prefix_id is None else f", behind id {protocol.prefix_id}"
+    out.print(
+        f"windows of {protocol.window_tokens} tokens{stride}, {protocol.windows}{prefix}; scored: {protocol.scored}; "
+        f"{protocol.compute_dtype}",
+        soft_wrap=True,
+    )
+    if paired:
+        out.print(protocol.kl, soft_wrap=True)
+    if protocol.top_ids is not None:
+        overall = evaluation.overall
+        out.print(
+            f"mean KL between {number(overall.kl_mean, '.3e')} and {number(overall.kl_upper_mean, '.3e')} nats; the "
+            f"reference gave {number(overall.tail_mass_mean, '.1e')} to ids beyond its top {protocol.top_ids}",
+            soft_wrap=True,
+        )
+
+
+def show_tasks(evaluations: "dict[str, TaskEvaluation]") -> None:
+    """One row for each metric of each task."""
+    for name, evaluation in evaluations.items():
+        console().print(f"{name}, {evaluation.protocol.harness}")
+        console().print(_task_table(evaluation))
+
+
+def _task_table(evaluation: "TaskEvaluation") -> Any:
+    table = plain_table("task", "version", "shots", "items", "metric", "value", "std. error", numbers_from=5)
+    for task, result in evaluation.tasks.items():
+        shots = "differ" if result.shots is None else str(result.shots)
+        for metric, measured in result.metrics.items():
+            error = "" if measured.standard_error is None else f"{measured.standard_error:.4f}"
+            value = number(measured.value, ".4f")
+            table.add_row(task, result.version, shots, f"{result.items:,}", metric, value, error)
+    return table
+
+
+def _share(agreement: float | None) -> str:
+    """A share in percent, cut and not rounded, so that 100 % means every token."""
+    return "not finite" if agreement is None else f"{math.floor(agreement * 1e4) / 100:.2f}%"
