@@ -249,6 +249,12 @@ def test_overrides_change_what_they_name(overrides: list[str], expected: dict[st
     assert expected.items() <= differences.items()
 
 
+@pytest.mark.parametrize("name", shipped("recipe"))
+def test_equal_recipes_have_one_python_hash(name: str) -> None:
+    """The compiled step is kept by recipe, whatever its sections hold."""
+    assert hash(load_recipe(name)) == hash(load_recipe(name))
+
+
 def test_a_recipe_cannot_be_changed_in_place() -> None:
     with pytest.raises(Exception, match="frozen"):
         BASE.duration_steps = 3  # pyright: ignore[reportAttributeAccessIssue]

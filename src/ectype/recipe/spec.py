@@ -266,6 +266,10 @@ class Evaluation(Section):
     sets: dict[str, HeldOutSet] = Field(default_factory=dict)
     """Further held-out text by name, measured beside the reference's own."""
 
+    def __hash__(self) -> int:
+        """Of its JSON: a mapping has no hash, and the compiled step is kept by recipe."""
+        return hash(self.model_dump_json())
+
 
 class Inputs(Section):
     """Where the run's inputs lie. Not hashed: content fingerprints identify them, not paths."""
