@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ectype.compare.bootstrap import Interval, Sample, mean_interval, tokens_needed
-from ectype.compare.tolerances import student_quantile
+from ectype.compare.tolerances import Tolerance, student_quantile
 
 
 def sample(values: np.ndarray, weights: np.ndarray | float = 1.0) -> Sample:
@@ -83,6 +83,14 @@ def test_results_repeat() -> None:
 
 def test_tokens_needed_follow_the_square_root() -> None:
     interval = Interval(1.0, -3.0, 5.0, -3.0, 5.0)
-    assert tokens_needed(interval, 3.0, 1000) == 4000
-    assert tokens_needed(interval, 1.0, 1000) is None
-    assert tokens_needed(Interval(1.0, -math.inf, math.inf, 0, 0), 3.0, 1000) is None
+    assert tokens_needed(interval, Tolerance(3.0, 3.0, ""), 1000) == 4000
+    assert tokens_needed(interval, Tolerance(1.0, 1.0, ""), 1000) is None
+    assert tokens_needed(Interval(1.0, -math.inf, math.inf, 0, 0), Tolerance(3.0, 3.0, ""), 1000) is None
+
+
+def test_tokens_needed_to_reject_count_from_what_rejects_and_none_help_in_between() -> None:
+    """Family intervals of 6 about 4: they leave 2 once they are a third, those of 5 about 4 never."""
+    interval = Interval(4.0, 0.0, 8.0, -2.0, 10.0)
+    assert tokens_needed(interval, Tolerance(1.0, 2.0, ""), 1000) == 9000
+    assert tokens_needed(interval, Tolerance(1.0, 5.0, ""), 1000) is None
+    assert tokens_needed(interval, Tolerance(1.0, math.inf, ""), 1000) is None

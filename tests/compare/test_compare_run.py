@@ -18,7 +18,7 @@ from ectype.compare.twins import finished_twins, no_noise, reference_noise, twin
 from ectype.errors import EctypeError
 from ectype.evaluate.engine import Settings
 from ectype.evaluate.runner import evaluate_run
-from ectype.recipe.load import load_recipe, to_yaml
+from ectype.recipe.load import load_recipe, recipe_hash, to_yaml
 from ectype.recipe.placement import Placement
 from ectype.recipe.reference import Reference
 from ectype.recipe.spec import HandOver
@@ -372,3 +372,67 @@ def test_long_runs_are_not_trained_again_unasked(
     done = command("compare", run, "--reference", reference_folder)
     assert done.exit_code == 0
     assert "no twins were trained" in " ".join(done.stdout.split())
+
+
+def add_reseeded_twins(run: Path, copy: Copy, count: int, make_manifest: Callable[..., Manifest]) -> None:
+    """Twins whose recipes have other data seeds and whose checkpoints are the run's."""
+    write_manifest(run, make_manifest())
+    for number in range(1, count + 1):
+        twin = copy(f"{run.name}/twins/seed-{number}")
+        changes = ["landmarks=[0,640]", "evaluation.bootstrap_samples=300", f"data.order.seed={34521 + number}"]
+        recipe = load_recipe("toy-calm", changes)
+        (twin / "recipe.yaml").write_text(to_yaml(recipe))
+        write_manifest(twin, make_manifest(recipe_hash=recipe_hash(recipe)))
+
+
+def test_twins_of_other_data_seeds_judge_a_reference_that_read_another_order(
+    copy: Copy, reference: Reference, make_manifest: Callable[..., Manifest]
+) -> None:
+    """The run read one batch in another order: with its own seed that is a broken criterion, here it is no question."""
+    run, recipe = copy(swap_batch=3), load_recipe("toy-calm")
+    evaluate_run(run, reference, settings=FAST)
+    add_reseeded_twins(run, copy, 3, make_manifest)
+    assert (finished_twins(run, recipe), finished_twins(run, recipe, reseeded=True)) == ([], [1, 2, 3])
+    noise = twins_noise(run, reference, [1, 2, 3], reseeded=True)
+    assert noise.record is not None
+    assert (noise.record.reseeded, noise.record.perturbation) == (True, 0.0)
+    verdict, record = compare_run(run, reference, noise)
+    assert "data order" not in {criterion.name for criterion in record.criteria}
+    assert record.horizon.first_step_beyond == 1
+    assert "3 twins that read the data in other orders" in record.horizon.text
+    assert record.horizon.noise_source == "3 twins of this run with other data seeds"
+    assert verdict.answer == "same model"
+    assert compare_run(run, reference, no_noise())[0].answer == "not the same model"
+
+
+def test_a_twin_of_another_data_seed_than_its_folder_says_is_refused(
+    copy: Copy, make_manifest: Callable[..., Manifest]
+) -> None:
+    run = copy()
+    add_reseeded_twins(run, copy, 2, make_manifest)
+    twins = RunFolder(run).twins
+    (twins / "seed-2").rename(twins / "seed-3")
+    with pytest.raises(EctypeError, match="seed-3 ran another recipe"):
+        finished_twins(run, load_recipe("toy-calm"), reseeded=True)
+
+
+def test_twins_of_other_data_seeds_are_trained_when_asked_for(
+    copy: Copy, reference_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    make_manifest: Callable[..., Manifest],
+) -> None:  # fmt: skip
+    run, given = copy(), ("--reference", reference_folder)
+    write_manifest(run, make_manifest())
+    assert command("evaluate", run, *given).exit_code == 0
+    asked = []
+
+    def train_run(recipe: Any, placement: Any, run_dir: Path, *, perturb: Perturbation | None, **_: Any) -> None:
+        asked.append((recipe.data.order.seed, run_dir.name, perturb))
+        twin = copy(str(run_dir.relative_to(tmp_path)))
+        (twin / "recipe.yaml").write_text(to_yaml(recipe))
+        write_manifest(twin, make_manifest(recipe_hash=recipe_hash(recipe)))
+
+    monkeypatch.setattr("ectype.train.loop.train_run", train_run)
+    done = command("compare", run, *given, "--reseeded", "--twins", 2, "--json")
+    assert done.exit_code == 0, done.output
+    assert asked == [(34522, "seed-1", None), (34523, "seed-2", None)]
+    assert json.loads(done.stdout)["horizon"]["twins"] == 2

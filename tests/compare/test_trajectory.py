@@ -1,20 +1,12 @@
-"""Differences of two logs: alignment, smoothing, the horizon, and the overlay with its warning."""
+"""Differences of two logs: alignment, smoothing, the horizon."""
 
 import math
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from made_up_evidence import STEPS, log
 
-from ectype.compare.trajectory import (
-    difference,
-    horizon,
-    overlay,
-    repeated_data_warning,
-    smooth,
-    smoothing_steps,
-)
+from ectype.compare.trajectory import difference, horizon, smooth, smoothing_steps
 
 
 def test_logs_are_aligned_by_step() -> None:
@@ -99,43 +91,3 @@ def test_the_horizon_is_the_first_departure_of_any_twin() -> None:
     assert horizon(steps, [calm, late], 1e-5) == 4
     assert horizon(steps, [calm, late, early], 1e-5) == 2
     assert horizon(steps, [np.array([0, 0, math.nan, 0, 0])], 1e-5) == 3
-
-
-def test_the_overlay_names_the_largest_deviation_and_the_first_departures() -> None:
-    run = log()
-    run.loss[60] += 3e-5
-    run.loss[80:] -= 2e-5
-    found = overlay(difference(run, log(), STEPS), STEPS, 1e-5, 1.5e-5, 0.0)
-    assert found is not None
-    assert (found.largest_step, found.first_raw_departure_step) == (61, 61)
-    assert found.largest == pytest.approx(3e-5)
-    # Ten steps are averaged; 7.5 of the last twenty must be off by 2e-5 for the mean to pass 1.5e-5.
-    assert found.first_smoothed_departure_step == 88
-    assert found.steps_compared == 100
-
-
-def test_the_overlay_of_equal_logs_departs_nowhere() -> None:
-    found = overlay(difference(log(), log(), STEPS), STEPS, 1e-5, None, None)
-    assert found is not None
-    assert (found.largest, found.first_raw_departure_step, found.first_smoothed_departure_step) == (0.0, None, None)
-    assert found.warning is None
-
-
-def test_logs_without_a_common_step_have_no_overlay() -> None:
-    run = replace(log(), steps=np.arange(1001, 1101))
-    assert overlay(difference(run, log(), STEPS), STEPS, 1e-5, None, None) is None
-
-
-@pytest.mark.parametrize(
-    ("training", "held_out", "warned"),
-    [(-0.02, 0.0, True), (-0.02, 0.01, True), (-0.02, -0.018, False), (-0.005, 0.0, False), (0.02, 0.0, False)],
-)
-def test_a_gain_that_held_out_text_does_not_share_is_warned_of(training: float, held_out: float, warned: bool) -> None:
-    found = repeated_data_warning(training, held_out, 0.01)
-    assert (found is not None) == warned
-    assert found is None or "read more than once" in found
-
-
-def test_without_held_out_evidence_there_is_nothing_to_warn_of() -> None:
-    assert repeated_data_warning(-1.0, None, 0.01) is None
-    assert repeated_data_warning(-1.0, math.nan, 0.01) is None

@@ -196,6 +196,23 @@ def test_a_wide_interval_is_unclear_and_says_how_many_tokens_would_do() -> None:
     assert f"{found.tokens_needed:,}" in found.note
 
 
+def test_the_verdict_itself_says_how_many_tokens_would_settle_it() -> None:
+    """As many as the criterion needs that needs the most; and none are named where one would stay unclear."""
+    criteria = held_out_criteria(
+        {step: evaluation(step, spread=0.05) for step in LANDMARKS}, grounds(twins(0.002, count=8), horizon=1)
+    )
+    unclear = [criterion for criterion in criteria if criterion.outcome is Outcome.UNCLEAR]
+    verdict = decide(criteria, LANDMARKS)
+    assert verdict.answer == UNDECIDED
+    needed = max(criterion.tokens_needed or 0 for criterion in unclear)
+    assert verdict.tokens_needed == needed > 0
+    assert f"about {needed:,} held-out tokens" in verdict.reason
+    hopeless = [replace(unclear[0], tokens_needed=None), *unclear[1:]]
+    verdict = decide([*hopeless, *(c for c in criteria if c not in unclear)], LANDMARKS)
+    assert verdict.tokens_needed is None
+    assert "more held-out tokens alone would not settle it" in verdict.reason
+
+
 def test_full_agreement_on_few_tokens_is_not_yet_agreement() -> None:
     answer, criteria = judge(evaluations(windows=2))
     assert answer == UNDECIDED

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from ectype.artifacts import lock
+from ectype.cli.main import app
 from ectype.evaluate.engine import Settings
 from ectype.evaluate.follow import Ledger, follow_run
 from ectype.evaluate.held_out import HeldOutText
@@ -138,8 +140,11 @@ def test_the_command_follows_is_stopped_by_a_signal_and_goes_on(
         assert follower.wait(30) == 75
     written = run.evaluation(240).stat().st_mtime_ns
     hidden.rename(run.checkpoint(640))
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, timeout=120)
-    assert done.returncode == 0
+    done = CliRunner().invoke(app, command[3:])
+    assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["missing"] == [400]
     assert list(json.loads(done.stdout)["landmarks"]) == ["640"]
     assert run.evaluation(240).stat().st_mtime_ns == written
+    done = CliRunner().invoke(app, [*command[3:5], "--reference", str(tmp_path / "ref"), "--status", "--json"])
+    states = {"0": "done", "80": "done", "240": "done", "400": "missing", "640": "done"}
+    assert json.loads(done.stdout) == {"landmarks": states}

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ectype.data.tokenindex import TokenIndex
 from ectype.errors import EctypeError
-from ectype.evaluate.disjoint import read_disjointness, require_disjoint, sampled_windows
+from ectype.evaluate.disjoint import block_tokens_of, require_disjoint, sampled_windows
+from ectype.evaluate.disjointness import read_disjointness
 from ectype.evaluate.held_out import HeldOutText, load_set
 from ectype.evaluate.runner import run_texts
 from ectype.recipe.load import load_recipe
@@ -84,9 +86,9 @@ print(record.summary.targets, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def test_memory_does_not_grow_with_the_size_of_a_set(tmp_path: Path) -> None:
-    """Sixteen times as many tokens: their numbers alone, kept, would take 24 bytes each, 144 MB."""
+    """Eight times as many tokens: their numbers alone, kept, would take 24 bytes each, 88 MB."""
     peaks = []
-    for tokens in (1 << 19, 1 << 23):
+    for tokens in (1 << 19, 1 << 22):
         path = tmp_path / "a.npy"
         with path.open("wb") as stream:
             for start in range(0, tokens, 1 << 19):
@@ -168,3 +170,14 @@ def test_the_bundled_runs_training_reads_none_of_its_held_out_text(tmp_path: Pat
     assert not isinstance(found, str)
     assert found.sets["held-out"].windows_searched == found.windows
     assert found.sets["held-out"].block_tokens == 128
+
+
+@pytest.mark.parametrize(
+    ("window", "training", "expected"), [(2048, 8192, 1024), (32, 256, 64), (256, 256, 128), (8, 16, 8)]
+)
+def test_blocks_are_half_a_window_but_no_mere_phrase(tmp_path: Path, window: int, training: int, expected: int) -> None:
+    text = load_set(
+        HeldOutSet(tokens=write(tmp_path / "a.npy", np.arange(3000) % 999), dtype="uint16"), window, VOCABULARY
+    )
+    index = TokenIndex((), "uint16", VOCABULARY, training)
+    assert block_tokens_of(text, index) == expected

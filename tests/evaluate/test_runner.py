@@ -52,7 +52,7 @@ def test_losses_equal_those_that_olmo_core_and_transformers_computed(
     expected = {row["step"]: row for row in json.loads((folder / "heldout_losses.json").read_text())}
     for step in steps:
         side = reference.landmarks[step]
-        found = evaluate_landmark(step, side, side, held_out, Settings(), tmp_path / f"{step}.json")
+        found = evaluate_landmark(step, side, side, held_out, Settings(devices=1), tmp_path / f"{step}.json")
         for domain, evaluated in found.domains.items():
             summary, row = evaluated.summary, expected[step]
             assert summary.loss.ours == pytest.approx(row[f"{domain}/hf"], abs=1e-6)

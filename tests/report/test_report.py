@@ -14,17 +14,20 @@ import pytest
 from fabricated_run import make_run
 from typer.testing import CliRunner
 
+from ectype.artifacts import write_json
 from ectype.cli.main import app
 from ectype.compare.runner import compare_run
 from ectype.compare.trajectory_criteria import STEP_LOSS
 from ectype.compare.twins import no_noise
 from ectype.compare.verdict import DIFFERENT, SAME, UNDECIDED
 from ectype.errors import EctypeError
+from ectype.evaluate.record import read_evaluation, write_evaluation
 from ectype.recipe.reference import load_reference
 from ectype.report.build import render, write_report
 from ectype.report.measures import training_part
 from ectype.report.records import load_records
 from ectype.run.manifest import Manifest
+from ectype.run.paths import RunFolder
 
 VOID = {"meta", "link", "br", "path", "input"}
 
@@ -288,3 +291,27 @@ def test_the_command_writes_the_file_and_names_it(compared: Path, tmp_path: Path
     assert json.loads(result.stdout) == {"report": str(out)}
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert write_report(compared) == compared / "report.html"
+
+
+def test_further_sets_and_the_search_of_training_are_shown(
+    tmp_path: Path, make_manifest: Callable[..., Manifest]
+) -> None:
+    run = make_run(tmp_path / "run", make_manifest)
+    folder = RunFolder(run)
+    plain = render(load_records(run))
+    assert "Further held-out text" not in plain
+    assert "Training was not searched" in plain
+    record = read_evaluation(folder.evaluation(640))
+    rolling = {"stride_tokens": 512, "prefix_id": 0, "windows": "rolling, documents one by one"}
+    write_evaluation(
+        folder.set_evaluation("paloma/c4_en", 640),
+        record.model_copy(update={"protocol": record.protocol.model_copy(update=rolling)}),
+    )
+    found = {"sha256": {"kjv": "a"}, "block_tokens": 128, "blocks": 9, "unchecked_texts": 0, "windows_searched": 77}
+    write_json(
+        folder.disjoint, {"format": 1, "index_fingerprint": "f", "windows": 99, "sets": {"held-out": found}}
+    )  # fmt: skip
+    page = render(load_records(run))
+    assert "paloma.c4_en, after update 640" in page
+    assert "512 new ones each, rolling, documents one by one, behind id 0" in page
+    assert "held-out: blocks of 128 tokens in 77 windows" in page

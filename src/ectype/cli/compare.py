@@ -23,6 +23,9 @@ TWINS_OPTION = typer.Option(
     "--twins", min=1, help="Twins to measure the noise with. Default: those that exist, else 3 for a short run."
 )
 NO_TWINS_OPTION = typer.Option("--no-twins", help="Train none; use what noise is known already.")
+RESEEDED_OPTION = typer.Option(
+    "--reseeded", help="Twins of other data seeds: for a reference that read the data in another order."
+)
 WRITE_NOISE_OPTION = typer.Option("--write-noise", help="Also write the noise record to this file.")
 
 
@@ -32,6 +35,7 @@ def compare(
     reference: Annotated[str | None, REFERENCE_OPTION] = None,
     twins: Annotated[int | None, TWINS_OPTION] = None,
     no_twins: Annotated[bool, NO_TWINS_OPTION] = False,
+    reseeded: Annotated[bool, RESEEDED_OPTION] = False,
     write_noise: Annotated[Path | None, WRITE_NOISE_OPTION] = None,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> int:
@@ -48,7 +52,7 @@ def compare(
 
     found_reference = named_reference(load_run_recipe(run), reference)
     with ProgressBar() as progress:
-        noise = ensure_noise(run, found_reference, twins, train=not no_twins, progress=progress)
+        noise = ensure_noise(run, found_reference, twins, reseeded=reseeded, train=not no_twins, progress=progress)
     if write_noise is not None:
         _write_noise(write_noise, noise)
     verdict, record = compare_run(run, found_reference, noise)

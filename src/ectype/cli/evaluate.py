@@ -71,7 +71,7 @@ def evaluate(
 
     Example: ectype evaluate runs/calm --reference package:demo/bundle --landmark 640
     """
-    given: Given = {name: value for name, value in locals().items() if value is not None and value is not False}
+    given: Given = {name: value for name, value in locals().items() if value not in (None, []) and value is not False}
     from ectype.errors import EctypeError
     from ectype.run.paths import RunFolder
 
@@ -228,19 +228,19 @@ def _evaluate_weights(path: Path, given: Given, compute: Literal["float32", "bfl
     from ectype.recipe.held_out_sets import named_sets
 
     sets, against, store = named_sets(given.get("held_out", ())), given.get("against"), given.get("store")
-    stored = against is not None and is_stored_reference(against)
-    if stored == bool(sets) or (store is not None and (against is not None or len(sets) != 1)):
+    stored = against if against is not None and is_stored_reference(against) else None
+    if (stored is not None) == bool(sets) or (store is not None and (against is not None or len(sets) != 1)):
         raise EctypeError(
             f"{path} with {len(sets)} held-out sets", "one or more with --held-out; one to --store; none with a stored "
             "reference, which holds its text", "for example --held-out bundled",
         )  # fmt: skip
-    if "top" in given and store is None:
+    if store is None:
         _refuse(given, ("top",), "without --store")
     settings = Settings(given.get("batch_windows", Settings.batch_windows), compute)
     with ProgressBar() as progress:
         ours = open_weights(path, settings)
-        if stored:
-            found = {str(against): evaluate_against_stored(ours, against, settings, progress)}
+        if stored is not None:
+            found = {str(stored): evaluate_against_stored(ours, stored, settings, progress)}
         else:
             texts = {name: text_for(ours, each, given.get("tokenizer")) for name, each in sets.items()}
             if store is not None:

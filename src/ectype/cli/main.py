@@ -2,7 +2,7 @@
 
 import typer
 
-from ectype.cli import compare, data, demo, evaluate, plan, recipes, report, train, weights
+from ectype.cli import compare, data, demo, evaluate, overlay, plan, recipes, report, train, weights
 from ectype.cli.huge_pages import restart_with_huge_pages
 from ectype.errors import EXIT_STOPPED
 from ectype.stopping import leave_at_once
@@ -18,6 +18,7 @@ app.command()(train.train)
 app.command()(evaluate.evaluate)
 app.command()(plan.plan)
 app.command()(compare.compare)
+app.command()(overlay.overlay)
 app.command()(report.report)
 app.command()(demo.demo)
 

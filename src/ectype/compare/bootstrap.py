@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ectype.compare.tolerances import student_quantile
+from ectype.compare.tolerances import Tolerance, student_quantile
 
 CONFIDENCE = 0.95
 _LEAST_WINDOWS_TO_RESAMPLE = 8
@@ -115,14 +115,19 @@ def _pivots(strata: Sequence[Sample], estimate: float, resamples: int, seed: int
     return np.concatenate(pivots)
 
 
-def tokens_needed(interval: Interval, tolerance: float, tokens: int) -> int | None:
+def tokens_needed(interval: Interval, tolerance: Tolerance, tokens: int) -> int | None:
     """Held-out tokens at which the interval would settle the question, if the estimate stayed as it is.
 
-    An interval's width falls with the square root of the tokens. None when no number of tokens helps: the estimate
-    lies on the tolerance, or an end of the interval is unknown.
+    An interval's width falls with the square root of the tokens. An estimate within the tolerance holds once its
+    interval lies within, too; one beyond what rejects is broken once its family interval lies beyond. None when no
+    number of tokens helps: the estimate lies between the two, or an end of the interval is unknown.
     """
-    gap = abs(tolerance - abs(interval.estimate))
-    reach = max(interval.high - interval.estimate, interval.estimate - interval.low)
-    if not math.isfinite(reach) or not math.isfinite(tolerance) or gap == 0:
+    size = abs(interval.estimate)
+    if size < tolerance.within:
+        low, high, gap = interval.low, interval.high, tolerance.within - size
+    else:
+        low, high, gap = interval.family_low, interval.family_high, size - tolerance.beyond
+    reach = max(high - interval.estimate, interval.estimate - low)
+    if not math.isfinite(reach) or not gap > 0 or not math.isfinite(gap):
         return None
     return math.ceil(tokens * (reach / gap) ** 2)

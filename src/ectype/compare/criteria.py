@@ -145,8 +145,8 @@ def unclear_reason(tolerance: Tolerance, interval: Interval, needed: int | None)
         return "the measured value is not a number"
     if math.isinf(tolerance.beyond):
         return "outside the floor, and no twin says how far rounding alone carries this run"
-    if abs(interval.estimate) > tolerance.within:
-        return "outside the tolerance, but not clearly beyond it"
+    if abs(interval.estimate) > tolerance.within and needed is None:
+        return "outside the tolerance, but not so far that it counts as different"
     return f"the interval is too wide: about {needed:,} held-out tokens are needed" if needed else "too few windows"
 
 

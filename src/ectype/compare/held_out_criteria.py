@@ -39,13 +39,21 @@ def held_out_criteria(evaluations: Mapping[int, Evaluation], grounds: Grounds) -
     return criteria
 
 
+def held_out_interval(evaluations: Mapping[int, Evaluation], resamples: int) -> Interval | None:
+    """Held-out loss, run less reference, at the last landmark that was evaluated; None without any."""
+    if not evaluations:
+        return None
+    last = evaluations[max(evaluations)]
+    return mean_interval([_loss_sample(domain) for domain in last.domains.values()], 1, resamples)
+
+
 def _loss(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int) -> Criterion:
     noise = grounds.landmark_noise(step)
     measured = None if noise is None else array(noise.held_out_loss)
     tolerance = _difference_tolerance(step, measured, "held_out_loss", grounds, comparisons)
     interval = mean_interval([_loss_sample(d) for d in evaluation.domains.values()], comparisons, grounds.resamples)
     outcome = judge_difference(interval, tolerance)
-    needed = tokens_needed(interval, tolerance.within, evaluation.overall.targets)
+    needed = tokens_needed(interval, tolerance, evaluation.overall.targets)
     return sampled(LOSS, step, None, _UNIT, interval, tolerance, outcome, needed)
 
 
@@ -58,7 +66,7 @@ def _domain_losses(step: int, evaluation: Evaluation, grounds: Grounds, comparis
         tolerance = _difference_tolerance(step, measured, "held_out_loss_domain", grounds, comparisons)
         interval = mean_interval([_loss_sample(domain)], comparisons, grounds.resamples)
         outcome = judge_difference(interval, tolerance)
-        needed = tokens_needed(interval, tolerance.within, domain.summary.targets)
+        needed = tokens_needed(interval, tolerance, domain.summary.targets)
         criteria.append(sampled(LOSS_BY_DOMAIN, step, name, _UNIT, interval, tolerance, outcome, needed))
     return criteria
 
@@ -93,7 +101,7 @@ def _kl(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int) -
     strata = [Sample(array(d.windows.kl), _targets(d)) for d in evaluation.domains.values()]
     interval = mean_interval(strata, comparisons, grounds.resamples)
     outcome = judge_distance(interval, tolerance)
-    needed = tokens_needed(interval, tolerance.within, evaluation.overall.targets)
+    needed = tokens_needed(interval, tolerance, evaluation.overall.targets)
     return sampled(KL, step, None, _UNIT, interval, tolerance, outcome, needed)
 
 
@@ -108,7 +116,7 @@ def _top1(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int)
     strata = [Sample(_targets(d) - array(d.windows.agree), _targets(d)) for d in evaluation.domains.values()]
     interval = mean_interval(strata, comparisons, grounds.resamples)
     tokens = evaluation.overall.targets
-    needed = tokens_needed(interval, disagreement.within, tokens)
+    needed = tokens_needed(interval, disagreement, tokens)
     if interval.estimate == 0:
         # Without a single disagreement the sample shows no spread; the rule of three bounds the rate it may have.
         interval = Interval(0.0, 0.0, 3 / tokens, 0.0, 3 / tokens)

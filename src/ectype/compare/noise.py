@@ -1,6 +1,7 @@
 """The noise record: what twins of a run differ from it by, at every landmark and at every step.
 
-A twin is the same run from step-0 weights changed by one part in a million. All differences are twin less run.
+A twin is the same run from step-0 weights changed by one part in a million, or the same run of other data seeds. All
+differences are twin less run.
 """
 
 import math
@@ -37,7 +38,9 @@ class Noise(Section):
     recipe_hash: str
     """Of the run and of its twins: noise of another recipe says nothing."""
     perturbation: float
-    """Relative change of the step-0 weights."""
+    """Relative change of the step-0 weights; 0 for twins of other data seeds."""
+    reseeded: bool = False
+    """The twins read the data in other orders."""
     twins: int
     steps: tuple[int, ...]
     loss: tuple[tuple[Number, ...], ...]
@@ -62,6 +65,7 @@ def measure_noise(
     run: TrainingLog,
     twins: Sequence[TrainingLog],
     evaluations: Mapping[int, Sequence[Evaluation]],
+    reseeded: bool = False,
 ) -> Noise:
     """Compare finished twins with their run.
 
@@ -72,6 +76,7 @@ def measure_noise(
         run: the run's own log.
         twins: one log per twin.
         evaluations: landmark -> one evaluation per twin, in the same order, with the twin as the reference.
+        reseeded: the twins are of other data seeds.
 
     Raises:
         EctypeError: a twin's log lacks steps of the run, or a landmark lacks a twin.
@@ -93,6 +98,7 @@ def measure_noise(
     return Noise(
         recipe_hash=recipe_hash,
         perturbation=perturbation,
+        reseeded=reseeded,
         twins=len(twins),
         steps=tuple(differences[0].steps.tolist()),
         loss=tuple(_compact(found.loss) for found in differences),

@@ -7,13 +7,13 @@ from typing import Literal
 
 from ectype.artifacts import sha256_of_file, write_json
 from ectype.compare.criteria import Criterion, Grounds, finite
-from ectype.compare.trajectory import Overlay
+from ectype.compare.overlay import Overlay
 from ectype.compare.verdict import Answer
 from ectype.recipe.parse import read_record
 from ectype.recipe.spec import Section
 from ectype.run.paths import RunFolder
 
-_MAY_BE_INFINITE = ("largest", "largest_smoothed", "smoothed_threshold", "mean_last_quarter")
+_MAY_BE_INFINITE = ("largest", "largest_smoothed", "smoothed_threshold", "mean_last_quarter", "band")
 """Numbers of an overlay, where a loss is not finite."""
 
 
@@ -55,6 +55,8 @@ class VerdictRecord(Section):
     verdict: Answer
     reason: str
     decided_by: tuple[str, ...]
+    tokens_needed: int | None = None
+    """As in a `Verdict`."""
     reference: ReferenceNames
     recipe: str
     recipe_hash: str
@@ -91,6 +93,11 @@ def horizon_record(grounds: Grounds, noise_source: str) -> Horizon:
     noise, floor = grounds.noise, grounds.floors.floors["step_loss"]
     if noise is None:
         text = "unknown, as no twins were trained: only agreement within the floors can be proven"
+    elif noise.reseeded:
+        text = (
+            f"not at all, as {noise.twins} twins that read the data in other orders set the tolerances: only "
+            "statistics are compared, and the data order is not"
+        )
     elif not grounds.float32:
         text = "not at all, as the run or the reference is not float32: only statistics are compared"
     elif grounds.horizon_step is None:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ectype.compare.bootstrap import Interval
 from ectype.compare.criteria import Criterion, Grounds
-from ectype.compare.held_out_criteria import LOSS, held_out_criteria
+from ectype.compare.held_out_criteria import held_out_criteria, held_out_interval
 from ectype.compare.inputs import consumed_digests, due_landmarks, read_evaluations, reference_digests
+from ectype.compare.overlay import Overlay, overlay
 from ectype.compare.record import (
     LandmarkSteps,
     ReferenceNames,
@@ -21,7 +23,7 @@ from ectype.compare.record import (
     write_verdict,
 )
 from ectype.compare.tolerances import load_floors
-from ectype.compare.trajectory import Overlay, difference, horizon, overlay
+from ectype.compare.trajectory import difference, horizon
 from ectype.compare.trajectory_criteria import data_identity, smoothed_tolerance, trajectory_criteria
 from ectype.compare.twins import MeasuredNoise
 from ectype.compare.verdict import Verdict, decide
@@ -50,10 +52,11 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
     grounds = _grounds(recipe, reference, noise, evaluations.current, first_step(run_dir))
     criteria, over = held_out_criteria(evaluations.current, grounds), None
     if reference.log is not None:
-        last = [criterion.measured for criterion in criteria if criterion.name == LOSS][-1:]
-        found, over = _judge_log(run_dir, reference.log, grounds, last[0] if last else None)
+        found, over = _judge_log(
+            run_dir, reference.log, grounds, held_out_interval(evaluations.current, grounds.resamples)
+        )
         criteria += found
-    if reference.batches is not None:
+    if reference.batches is not None and not (noise.record and noise.record.reseeded):
         consumed = consumed_digests(run_dir, recipe.data.global_batch_windows)
         wanted = reference_digests(reference)
         criteria.append(data_identity(consumed, wanted, recipe.duration_steps, grounds.first_step))
@@ -62,6 +65,7 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
         verdict=verdict.answer,
         reason=verdict.reason,
         decided_by=verdict.decided_by,
+        tokens_needed=verdict.tokens_needed,
         reference=ReferenceNames(name=reference.name, framework=reference.framework),
         recipe=recipe.name,
         recipe_hash=recipe_hash(recipe),
@@ -81,7 +85,7 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
 
 
 def _judge_log(
-    run_dir: Path, log: Log, grounds: Grounds, held_out_difference: float | None
+    run_dir: Path, log: Log, grounds: Grounds, held_out: Interval | None
 ) -> tuple[list[Criterion], Overlay | None]:
     """The criteria of the training log, and its overlay."""
     ours, theirs = read_metrics(run_dir), read_training_log(log)
@@ -89,7 +93,7 @@ def _judge_log(
     tolerance = smoothed_tolerance(differences, grounds)
     floor = grounds.floors.floors["step_loss"].value
     smoothed = floor if tolerance is None else tolerance.within
-    over = overlay(differences, grounds.run_steps, floor, smoothed, held_out_difference)
+    over = overlay(differences, grounds.run_steps, floor, smoothed, held_out, theirs.aggregated_rows)
     return trajectory_criteria(differences, grounds), over
 
 
@@ -105,6 +109,8 @@ def _grounds(
         floor = floors.floors["step_loss"].value
         steps = np.array(noise.record.steps)
         step = horizon(steps, noise.record.loss_differences(), floor) if float32 else 1
+        if noise.record.reseeded:
+            step = first + 1
     return Grounds(
         floors=floors,
         float32=float32,

@@ -1,4 +1,4 @@
-"""Two training logs side by side: differences, smoothing, the horizon, and where one departs. Arrays in, records out.
+"""Two training logs side by side: differences, smoothing, the horizon. Arrays in, records out.
 
 Shapes: S steps that both logs hold.
 """
@@ -42,24 +42,6 @@ class Differences:
     """Relative to the reference's."""
     skips_unknown: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     """Steps, int64, at which the reference logged whether it skipped and the run did not."""
-
-
-@dataclass(frozen=True)
-class Overlay:
-    """How the training loss lies over the reference's."""
-
-    steps_compared: int
-    largest: float | None
-    """Null, in a record, when not finite; so is the mean."""
-    largest_step: int
-    largest_smoothed: float | None
-    smoothing_steps: int
-    raw_threshold: float
-    first_raw_departure_step: int | None
-    smoothed_threshold: float | None
-    first_smoothed_departure_step: int | None
-    mean_last_quarter: float | None
-    warning: str | None
 
 
 def difference(run: TrainingLog, reference: TrainingLog, duration_steps: int, first_step: int = 0) -> Differences:
@@ -138,68 +120,3 @@ def horizon(steps_S: np.ndarray, twin_differences: Sequence[np.ndarray], floor: 
     departed = [steps_S[~(np.abs(values) <= floor)] for values in twin_differences]
     firsts = [int(found[0]) for found in departed if len(found)]
     return min(firsts, default=None)
-
-
-def overlay(
-    differences: Differences,
-    run_steps: int,
-    raw_threshold: float,
-    smoothed_threshold: float | None,
-    held_out_difference: float | None,
-) -> Overlay | None:
-    """Lay the run's loss over the reference's; None when they share no step.
-
-    Args:
-        differences: from `difference`.
-        run_steps: the run's own steps as planned, which set the smoothing.
-        raw_threshold: a step whose loss differs by more has departed, nats.
-        smoothed_threshold: the same for the trailing mean; None when no noise is known to set it.
-        held_out_difference: run less reference at the last landmark, nats; it decides what a low loss means.
-    """
-    if len(differences.steps) == 0:
-        return None
-    width = smoothing_steps(run_steps)
-    smoothed = smooth(differences.loss, width)
-    sizes = np.where(np.isnan(differences.loss), np.inf, np.abs(differences.loss))
-    worst = int(np.argmax(sizes))
-    last_quarter = float(np.mean(differences.loss[-max(1, len(differences.loss) // 4) :]))
-    return Overlay(
-        steps_compared=len(differences.steps),
-        largest=float(differences.loss[worst]),
-        largest_step=int(differences.steps[worst]),
-        largest_smoothed=float(smoothed[np.argmax(np.abs(smoothed))]) if len(smoothed) else None,
-        smoothing_steps=width,
-        raw_threshold=raw_threshold,
-        first_raw_departure_step=_first_beyond(differences.steps, differences.loss, raw_threshold),
-        smoothed_threshold=smoothed_threshold,
-        first_smoothed_departure_step=(
-            None
-            if smoothed_threshold is None or len(smoothed) == 0
-            else _first_beyond(differences.steps[width - 1 :], smoothed, smoothed_threshold)
-        ),
-        mean_last_quarter=last_quarter,
-        warning=repeated_data_warning(last_quarter, held_out_difference, smoothed_threshold),
-    )
-
-
-def repeated_data_warning(
-    training_difference: float, held_out_difference: float | None, threshold: float | None
-) -> str | None:
-    """The published reproduction's lesson: a loss below the reference that held-out text does not share.
-
-    Given when the training loss is lower by more than `threshold` while held-out loss improved by less than half of
-    that.
-    """
-    if threshold is None or held_out_difference is None or math.isnan(held_out_difference):
-        return None
-    if training_difference >= -threshold or held_out_difference <= training_difference / 2:
-        return None
-    return (
-        f"training loss lies {-training_difference:.2g} nats below the reference over the last quarter, yet held-out "
-        f"loss differs by {held_out_difference:+.2g}: data was probably read more than once. Run `ectype data audit`."
-    )
-
-
-def _first_beyond(steps: np.ndarray, values: np.ndarray, threshold: float) -> int | None:
-    beyond = steps[~(np.abs(values) <= threshold)]
-    return int(beyond[0]) if len(beyond) else None

@@ -37,32 +37,55 @@ def twin_perturbation(number: int) -> Perturbation:
     return Perturbation(scale=PERTURBATION, seed=number)
 
 
-def finished_twins(run_dir: Path, recipe: Recipe) -> list[int]:
+def twin_recipe(recipe: Recipe, number: int, reseeded: bool) -> Recipe:
+    """The recipe of twin `number`: the run's own, or with another data seed, which gives another order.
+
+    Raises:
+        EctypeError: its order has no seed.
+    """
+    if not reseeded:
+        return recipe
+    order = recipe.data.order
+    if order.kind == "sequential":
+        raise EctypeError("twins of other data seeds, and a sequential order", "an order with a seed", "see data.order")
+    data = recipe.data.model_copy(update={"order": order.model_copy(update={"seed": order.seed + number})})
+    return recipe.model_copy(update={"data": data})
+
+
+def twin_folder(run: RunFolder, number: int, reseeded: bool) -> RunFolder:
+    """Run folder of a twin of either kind."""
+    return run.reseeded_twin(number) if reseeded else run.twin(number)
+
+
+def finished_twins(run_dir: Path, recipe: Recipe, reseeded: bool = False) -> list[int]:
     """Numbers of the twins of this recipe that ran to the end.
+
+    Args:
+        reseeded: those of other data seeds, instead of those of other step-0 weights.
 
     Raises:
         EctypeError: a twin's folder belongs to another recipe, or to no twin of this run.
     """
     run, finished = RunFolder(run_dir), []
-    for number in run.twin_numbers():
-        twin = run.twin(number)
+    for number in run.reseeded_twin_numbers() if reseeded else run.twin_numbers():
+        twin = twin_folder(run, number, reseeded)
         if not twin.metrics.is_file():
             continue
-        _refuse_other(run, twin, number, recipe)
+        _refuse_other(run, twin, number, recipe, reseeded)
         if read_metrics(twin.path).steps[-1] >= recipe.duration_steps:
             finished.append(number)
     return finished
 
 
-def _refuse_other(run: RunFolder, twin: RunFolder, number: int, recipe: Recipe) -> None:
+def _refuse_other(run: RunFolder, twin: RunFolder, number: int, recipe: Recipe, reseeded: bool) -> None:
     """A folder that holds no twin of this run would widen what the run is judged by."""
     mend = "delete that twin's folder; `ectype compare` trains it anew"
-    if recipe_hash(load_run_recipe(twin.path)) != recipe_hash(recipe):
+    if recipe_hash(load_run_recipe(twin.path)) != recipe_hash(twin_recipe(recipe, number, reseeded)):
         raise EctypeError(f"{twin.path} ran another recipe than {run.path}", "one recipe", mend)
-    found, due = read_manifest(twin.path), twin_perturbation(number)
+    found, due = read_manifest(twin.path), None if reseeded else twin_perturbation(number)
     if found.perturbation != due:
-        shown = "none" if found.perturbation is None else found.perturbation.words
-        raise EctypeError(f"{twin.path} is no twin: its step-0 weights were changed by {shown}", due.words, mend)
+        shown, wanted = ("none" if each is None else each.words for each in (found.perturbation, due))
+        raise EctypeError(f"{twin.path} is no twin: its step-0 weights were changed by {shown}", wanted, mend)
     own = read_manifest(run.path)
     if found.index_fingerprint != own.index_fingerprint:
         raise EctypeError(
@@ -80,7 +103,7 @@ def _origin(manifest: Manifest) -> dict[str, Any] | None:
 
 
 def twins_noise(
-    run_dir: Path, reference: Reference, twins: Sequence[int], progress: Progress = silent
+    run_dir: Path, reference: Reference, twins: Sequence[int], progress: Progress = silent, reseeded: bool = False
 ) -> MeasuredNoise:
     """Evaluate finished twins against their run at every landmark, and make the noise record.
 
@@ -94,7 +117,7 @@ def twins_noise(
     evaluations: dict[int, list[Evaluation]] = {step: [] for step in landmarks}
     for step in landmarks:
         for number in twins:
-            twin = run.twin(number)
+            twin = twin_folder(run, number, reseeded)
             evaluations[step].append(
                 evaluate_landmark(
                     step,
@@ -107,19 +130,21 @@ def twins_noise(
             )
             done = sum(map(len, evaluations.values()))
             progress("evaluate twins", done, len(landmarks) * len(twins))
-    logs = [read_metrics(run.twin(number).path) for number in twins]
+    logs = [read_metrics(twin_folder(run, number, reseeded).path) for number in twins]
     record = measure_noise(
-        recipe_hash(recipe), PERTURBATION, recipe.duration_steps, read_metrics(run_dir), logs, evaluations
-    )
-    return MeasuredNoise(record, True, f"{len(twins)} twins of this run")
+        recipe_hash(recipe), 0.0 if reseeded else PERTURBATION, recipe.duration_steps, read_metrics(run_dir), logs,
+        evaluations, reseeded,
+    )  # fmt: skip
+    kind = " with other data seeds" if reseeded else ""
+    return MeasuredNoise(record, True, f"{len(twins)} twins of this run{kind}")
 
 
-def reference_noise(reference: Reference, recipe: Recipe) -> MeasuredNoise | None:
-    """The reference's own noise record, if it has one for this very recipe; None otherwise."""
+def reference_noise(reference: Reference, recipe: Recipe, reseeded: bool = False) -> MeasuredNoise | None:
+    """The reference's own noise record, if it has one of this kind for this very recipe; None otherwise."""
     if reference.noise is None:
         return None
     record = read_noise(reference.noise)
-    if record.recipe_hash != recipe_hash(recipe):
+    if record.recipe_hash != recipe_hash(recipe) or record.reseeded != reseeded:
         return None
     return MeasuredNoise(record, False, f"noise record of the reference: {record.twins} twins of the same recipe")
 

@@ -24,6 +24,9 @@ class Verdict:
     answer: Answer
     decided_by: tuple[str, ...]
     reason: str
+    tokens_needed: int | None = None
+    """Held-out tokens with which every unclear criterion would be settled, each on its own text, if estimates stayed as
+    they are. None where nothing is unclear, or where more tokens alone would not do."""
 
     @property
     def exit_code(self) -> int:
@@ -53,7 +56,11 @@ def decide(criteria: Sequence[Criterion], due_landmarks: Sequence[int], first_st
         return Verdict(UNDECIDED, (), f"no held-out evidence at landmark {steps}; training loss alone proves nothing")
     unclear = [criterion for criterion in criteria if criterion.outcome is not Outcome.HOLDS]
     if unclear:
-        return Verdict(UNDECIDED, _labels(unclear), _counted(unclear, "is unclear", "are unclear"))
+        reason, needed = _counted(unclear, "is unclear", "are unclear"), _tokens_needed(unclear)
+        settled = "more held-out tokens alone would not settle it"
+        if needed is not None:
+            settled = f"about {needed:,} held-out tokens of each text that is unclear would settle it"
+        return Verdict(UNDECIDED, _labels(unclear), f"{reason}; {settled}", needed)
     decisive = tuple(dict.fromkeys(criterion.name for criterion in criteria))
     return Verdict(SAME, decisive, f"all {len(criteria)} criteria hold at {len(due_landmarks)} landmarks")
 
@@ -62,6 +69,11 @@ def label(criterion: Criterion) -> str:
     """A criterion's name with its landmark and domain."""
     place = [f"at step {criterion.landmark}"] if criterion.landmark is not None else []
     return " ".join([criterion.name, *place, *([f"({criterion.domain})"] if criterion.domain else [])])
+
+
+def _tokens_needed(unclear: Sequence[Criterion]) -> int | None:
+    needed = [criterion.tokens_needed for criterion in unclear]
+    return None if None in needed else max(filter(None, needed), default=None)
 
 
 def _labels(criteria: Sequence[Criterion]) -> tuple[str, ...]:

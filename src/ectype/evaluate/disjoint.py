@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -11,40 +10,19 @@ from ectype.data.index import load_index
 from ectype.data.tokenindex import TokenIndex
 from ectype.data.windows import WindowReader
 from ectype.errors import EctypeError
+from ectype.evaluate.disjointness import Disjointness, SetDisjointness, read_disjointness
 from ectype.evaluate.held_out import HeldOutText
 from ectype.evaluate.overlap import Blocks, blocks_of, find_blocks, text_blocks
 from ectype.progress import Progress, silent
 from ectype.recipe.load import parse_remap
-from ectype.recipe.parse import read_record
-from ectype.recipe.spec import Recipe, Section
+from ectype.recipe.spec import Recipe
 from ectype.run.paths import RunFolder
 
+LEAST_BLOCK_TOKENS = 64
+"""Of the bundled held-out text, 5 blocks of 32 tokens stand in training by themselves, and none of 64."""
 CHECKED_WINDOWS = 1 << 18
 """Training windows that are searched unasked: all of an index up to so many, else a sample."""
 _TOKENS_AT_ONCE = 1 << 20
-
-
-class SetDisjointness(Section):
-    """One set that shares no block with the windows that were searched."""
-
-    sha256: dict[str, str]
-    """Of each domain's text."""
-    block_tokens: int
-    """Any training window that is held-out text from end to end holds a block of so many tokens whole."""
-    blocks: int
-    unchecked_texts: int
-    """Documents shorter than a block."""
-    windows_searched: int
-
-
-class Disjointness(Section):
-    """`disjoint.json` of a run: sets that training does not read."""
-
-    format: Literal[1] = 1
-    index_fingerprint: str
-    windows: int
-    """Of the index."""
-    sets: dict[str, SetDisjointness]
 
 
 def require_disjoint(
@@ -93,19 +71,13 @@ def require_disjoint(
     )
 
 
-def read_disjointness(run_dir: Path) -> Disjointness:
-    """Read `disjoint.json` of a run strictly.
-
-    Raises:
-        EctypeError: no such file, or none that this version writes.
-    """
-    mend = "delete it and evaluate again"
-    return read_record(RunFolder(run_dir).disjoint, Disjointness, "disjointness", "ectype evaluate", mend)
-
-
 def block_tokens_of(text: HeldOutText, index: TokenIndex) -> int:
-    """Half of the shorter of both windows: whatever the offset, a window of one inside the other holds such a block."""
-    return max(2, min(text.cut.window_tokens, index.sequence_length_tokens) // 2)
+    """Half of the shorter of both windows: whatever the offset, a window of one inside the other holds such a block.
+
+    Not less than `LEAST_BLOCK_TOKENS`, unless that is more than half a training window: shorter phrases recur honestly.
+    """
+    length = index.sequence_length_tokens
+    return max(min(text.cut.window_tokens, length) // 2, min(LEAST_BLOCK_TOKENS, length // 2), 2)
 
 
 def _training_index(recipe: Recipe) -> TokenIndex:

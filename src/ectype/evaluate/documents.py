@@ -49,8 +49,9 @@ def documents_by_domain(place: Path, split: str | None) -> dict[str, list[Path]]
     """Domain -> files below `place`: a folder directly in it is a domain, and a file there by its name up to a dot."""
     domains: dict[str, list[Path]] = {}
     for path in document_files(place, split):
-        parts = (path.name,) if place.is_file() else path.relative_to(place).parts
-        domains.setdefault(parts[0] if len(parts) > 1 else parts[0].split(".")[0], []).append(path)
+        folder = ("" if place.is_file() else path.relative_to(place).parent.as_posix()).split("/")[0]
+        named = folder if folder not in ("", ".") else path.name.split(".")[0]
+        domains.setdefault(named, []).append(path)
     return domains
 
 

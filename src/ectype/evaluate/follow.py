@@ -9,7 +9,7 @@ from ectype.errors import EctypeError
 from ectype.evaluate.disjoint import CHECKED_WINDOWS, require_disjoint
 from ectype.evaluate.engine import Settings
 from ectype.evaluate.held_out import HeldOutText
-from ectype.evaluate.landmarks import State, find_landmarks, landmark_lock, landmark_states
+from ectype.evaluate.landmarks import State, find_landmarks, landmark_lock, landmark_states, require_due
 from ectype.evaluate.record import Evaluation
 from ectype.evaluate.runner import evaluate_locked, is_evaluated
 from ectype.progress import Progress, silent
@@ -76,9 +76,11 @@ def follow_run(
         The ledger at the end: every landmark done or missing.
 
     Raises:
-        EctypeError: training reads held-out text, or a landmark can't be evaluated.
+        EctypeError: nothing is due ever, training reads held-out text, or a landmark can't be evaluated.
     """
-    require_disjoint(run_dir, load_run_recipe(run_dir), texts, most_windows=disjoint_windows, progress=progress)
+    recipe = load_run_recipe(run_dir)
+    require_due(find_landmarks(run_dir, recipe, reference), reference)
+    require_disjoint(run_dir, recipe, texts, most_windows=disjoint_windows, progress=progress)
     ledger = Ledger(run_dir, reference, texts, settings)
     while True:
         states = ledger.states()

@@ -42,6 +42,20 @@ def find_landmarks(run_dir: Path, recipe: Recipe, reference: Reference) -> Landm
     return Landmarks(due, tuple(step for step in due if step in finished))
 
 
+def require_due(found: Landmarks, reference: Reference) -> None:
+    """Refuse a run that can never be evaluated.
+
+    Raises:
+        EctypeError: it shares no landmark with its reference.
+    """
+    if not found.due:
+        raise EctypeError(
+            "no landmark of the recipe is one of the reference's",
+            f"at least one of {sorted(reference.landmarks)} in the recipe's `landmarks`",
+            "train with --set landmarks=[...], or name another reference",
+        )
+
+
 def landmark_states(run_dir: Path, landmarks: Landmarks, done: Mapping[int, bool]) -> dict[int, State]:
     """The ledger: the state of each landmark that is due.
 

@@ -11,7 +11,7 @@ from ectype.errors import EctypeError
 from ectype.evaluate.disjoint import CHECKED_WINDOWS, require_disjoint
 from ectype.evaluate.engine import Settings
 from ectype.evaluate.held_out import Cut, HeldOutText, load_held_out, load_set
-from ectype.evaluate.landmarks import Landmarks, find_landmarks, landmark_lock
+from ectype.evaluate.landmarks import Landmarks, find_landmarks, landmark_lock, require_due
 from ectype.evaluate.record import Evaluation, InputHashes, Protocol, read_evaluation, write_evaluation
 from ectype.evaluate.sides import load_side, measure_sides, require_one_vocabulary, weights_sha256
 from ectype.evaluate.subject import Subject
@@ -154,12 +154,7 @@ def window_tokens(recipe: Recipe) -> int:
 
 
 def _chosen(asked: Sequence[int], found: Landmarks, reference: Reference) -> tuple[int, ...]:
-    if not found.due:
-        raise EctypeError(
-            "no landmark of the recipe is one of the reference's",
-            f"at least one of {sorted(reference.landmarks)} in the recipe's `landmarks`",
-            "train with --set landmarks=[...], or name another reference",
-        )
+    require_due(found, reference)
     absent = [step for step in asked if step not in found.available]
     if absent or not found.available:
         raise EctypeError(

@@ -183,7 +183,7 @@ def write_stored(path: Path, stored: StoredReference) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, temporary.open("wb") as stream:
-            np.savez(stream, **arrays, **stored.by_token)
+            np.savez(stream, allow_pickle=False, **arrays, **stored.by_token)
     except OSError as error:
         raise EctypeError(f"can't write {path}: {error}", "a path in a writable folder", "check the path") from None
 

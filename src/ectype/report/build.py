@@ -9,7 +9,7 @@ from ectype.compare.held_out_criteria import KL
 from ectype.report.checks import coverage_part, parity_part
 from ectype.report.judgement import criteria_part, verdict_part
 from ectype.report.markup import Part
-from ectype.report.measures import divergence_part, domains_part, landmarks_part, training_part
+from ectype.report.measures import divergence_part, domains_part, landmarks_part, sets_part, training_part
 from ectype.report.page import page
 from ectype.report.provenance import provenance_part
 from ectype.report.records import RunRecords, load_records
@@ -52,7 +52,8 @@ def _parts(records: RunRecords) -> list[Part]:
         criteria_part(records),
         landmarks_part(records.evaluations, records.recipe.landmarks),
         training_part(records),
-        domains_part(records.evaluations),
+        domains_part(records.evaluations, records.disjoint),
+        *([sets_part(records.sets)] if records.sets else []),
         divergence_part(records.evaluations, _kl_tolerance(records)),
         coverage_part(records.audit, _updates(records), records.run.index_fingerprint if records.run else None),
         parity_part(records.parity),

@@ -75,15 +75,12 @@ def criteria_part(records: RunRecords) -> Part:
 
 
 def _second_sentence(answer: str, criteria: Sequence[Criterion]) -> str:
-    """How near the nearest criterion is to its limit, or what would settle an open question."""
+    """How near the nearest criterion is to its limit. A verdict's reason says what would settle an open question."""
     if answer == SAME and criteria:
         nearest = worst(criteria)
         used = strain(nearest)
         share = "" if math.isnan(used) else f", {percent(used, 1)} of what it may be"
         return f"Nearest to its limit: {escape(label(nearest))}, {_value(nearest, nearest.measured)}{share}."
-    needed = [criterion.tokens_needed for criterion in criteria if criterion.tokens_needed]
-    if answer == UNDECIDED and needed:
-        return f"About {max(needed):,} held-out tokens would settle what is unclear."
     return ""
 
 

@@ -6,9 +6,11 @@ from html import escape
 
 import numpy as np
 
+from ectype.compare.overlay import Overlay
 from ectype.compare.record import VerdictRecord
-from ectype.compare.trajectory import Differences, Overlay
+from ectype.compare.trajectory import Differences
 from ectype.compare.trajectory_criteria import STEP_LOSS
+from ectype.evaluate.disjointness import Disjointness
 from ectype.evaluate.record import Evaluation, Summary, array
 from ectype.report import figures
 from ectype.report.markup import (
@@ -88,6 +90,10 @@ def _training_facts(differences: Differences, overlay: Overlay) -> str:
     if overlay.largest_smoothed is not None:
         width = overlay.smoothing_steps
         pairs.append((f"Largest difference, mean of {width}", Html(f"{number(overlay.largest_smoothed)} nats")))
+    if overlay.band is not None:
+        departed = overlay.first_band_departure_step
+        words = "never" if departed is None else f"from update {departed:,} on"
+        pairs.append((f"Mean of {overlay.smoothing_steps} beyond the noise of single updates", words))
     if differences.grad_norm is not None:
         sizes = np.abs(differences.grad_norm)
         worst = None if np.isnan(sizes).any() else float(np.max(sizes, initial=0.0))
@@ -152,7 +158,7 @@ def _landmark_row(step: int, summary: Summary | None) -> list[Cell]:
     ]
 
 
-def domains_part(evaluations: Mapping[int, Evaluation]) -> Part:
+def domains_part(evaluations: Mapping[int, Evaluation], disjoint: Disjointness | None = None) -> Part:
     """Held-out loss by domain over the landmarks, and the differences on their own scale."""
     title, lead = "Held-out text by domain", "A copy must match on each kind of text, not on their average alone."
     if not evaluations:
@@ -182,9 +188,40 @@ def domains_part(evaluations: Mapping[int, Evaluation]) -> Part:
     columns = [Column("domain"), *(Column(name, "number") for name in _DOMAIN_COLUMNS)]
     rows = [[name, *_domain_cells(found[-1])] for name, found in summaries.items()]
     body = table(f"By domain, after update {steps[-1]:,}", columns, rows)
-    return Part(
-        "domains", "Domains", section("domains", title, lead, f'<div class="plots">{places}</div>', body), drawn
+    plots = f'<div class="plots">{places}</div>'
+    return Part("domains", "Domains", section("domains", title, lead, plots, body, _searched(disjoint)), drawn)
+
+
+def _searched(disjoint: Disjointness | None) -> str:
+    """What was looked for in training, in words."""
+    if disjoint is None:
+        return '<p class="fine">Training was not searched for this text.</p>'
+    sets = "; ".join(
+        f"{escape(name)}: blocks of {found.block_tokens:,} tokens in {found.windows_searched:,} windows"
+        for name, found in disjoint.sets.items()
     )
+    return (
+        f'<p class="fine">No block of held-out text stands in the training windows that were searched, of '
+        f"{disjoint.windows:,} ({sets}).</p>"
+    )
+
+
+def sets_part(sets: Mapping[str, Mapping[int, Evaluation]]) -> Part:
+    """Further held-out sets, each by domain at its last landmark."""
+    title, lead = "Further held-out text", "Sets beside the one that the verdict rests on, by domain."
+    columns = [Column("domain"), *(Column(name, "number") for name in _DOMAIN_COLUMNS)]
+    tables = []
+    for name, evaluations in sets.items():
+        step = max(evaluations)
+        last, protocol = evaluations[step], evaluations[step].protocol
+        summaries = {domain: found.summary for domain, found in last.domains.items()} | {"all": last.overall}
+        rows = [[domain, *_domain_cells(summary)] for domain, summary in summaries.items()]
+        tables.append(table(f"{name}, after update {step:,}", columns, rows))
+        stride = "" if protocol.stride_tokens is None else f", {protocol.stride_tokens:,} new ones each"
+        prefix = "" if protocol.prefix_id is None else f", behind id {protocol.prefix_id}"
+        how = f"Windows of {protocol.window_tokens:,} tokens{stride}, {protocol.windows}{prefix}; {protocol.scored}."
+        tables.append(f'<p class="fine">{escape(how)}</p>')
+    return Part("sets", "Further text", section("sets", title, lead, *tables))
 
 
 _DOMAIN_COLUMNS = (

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ectype.compare.overlay import Overlay, overlay
 from ectype.compare.record import VerdictRecord, changed_since, read_verdict
 from ectype.compare.tolerances import load_floors
-from ectype.compare.trajectory import Differences, Overlay, difference, overlay
+from ectype.compare.trajectory import Differences, difference
 from ectype.data.audit_record import AuditRecord, read_audit
 from ectype.errors import EctypeError
+from ectype.evaluate.disjointness import Disjointness, read_disjointness
 from ectype.evaluate.record import Evaluation, read_evaluation
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import Reference, TrainingLog, load_reference, read_training_log
@@ -28,6 +30,9 @@ class RunRecords:
     run: Manifest | None
     metrics: TrainingLog | None
     evaluations: Mapping[int, Evaluation]
+    sets: Mapping[str, Mapping[int, Evaluation]]
+    """Evaluations on further held-out sets, by name."""
+    disjoint: Disjointness | None
     verdict: VerdictRecord | None
     changed_since_verdict: tuple[str, ...]
     """Files of the run that are no longer as they were judged."""
@@ -63,6 +68,8 @@ def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords
         run=read_manifest(run_dir) if run.manifest.is_file() else None,
         metrics=metrics,
         evaluations=_read_evaluations(run_dir),
+        sets=_read_sets(run_dir),
+        disjoint=read_disjointness(run_dir) if run.disjoint.is_file() else None,
         verdict=verdict,
         changed_since_verdict=() if verdict is None else changed_since(run_dir, verdict, recipe_hash(recipe)),
         reference=reference,
@@ -95,4 +102,13 @@ def _overlay(differences: Differences | None, run_steps: int) -> Overlay | None:
 
 def _read_evaluations(run_dir: Path) -> dict[int, Evaluation]:
     found = [read_evaluation(path) for path in RunFolder(run_dir).evaluations()]
-    return {evaluation.step: evaluation for evaluation in found}
+    return {evaluation.step: evaluation for evaluation in found if evaluation.step is not None}
+
+
+def _read_sets(run_dir: Path) -> dict[str, dict[int, Evaluation]]:
+    sets: dict[str, dict[int, Evaluation]] = {}
+    for path in RunFolder(run_dir).set_evaluations():
+        found, name = read_evaluation(path), RunFolder.name_of_set(path)
+        if found.step is not None:
+            sets.setdefault(name, {})[found.step] = found
+    return sets

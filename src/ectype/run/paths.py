@@ -82,6 +82,11 @@ class RunFolder:
         """Evaluations on further held-out sets that are there, by name and ascending landmark."""
         return sorted((self.path / "evaluations").glob("set-*-step-*.json"))
 
+    @staticmethod
+    def name_of_set(path: Path) -> str:
+        """Of which set an evaluation is; a slash in its name has become a dot."""
+        return path.stem.removeprefix("set-").rpartition("-step-")[0]
+
     def task_evaluation(self, step: int) -> Path:
         """Downstream tasks on the weights of one step."""
         return self.path / "evaluations" / f"tasks-{_landmark_name(step)}"
@@ -111,6 +116,15 @@ class RunFolder:
     def twin_numbers(self) -> list[int]:
         """Numbers of the twins that have a folder, ascending, finished or not."""
         return sorted(int(path.name) for path in self.twins.glob("*") if path.name.isdigit())
+
+    def reseeded_twin(self, number: int) -> "RunFolder":
+        """Run folder of a twin that reads the data in another order; its number is added to the data seed."""
+        return RunFolder(self.twins / f"seed-{number}")
+
+    def reseeded_twin_numbers(self) -> list[int]:
+        """Numbers of those that have a folder, ascending, finished or not."""
+        found = (path.name.removeprefix("seed-") for path in self.twins.glob("seed-*"))
+        return sorted(int(number) for number in found if number.isdigit())
 
     @property
     def verdict(self) -> Path:

@@ -1,0 +1,55 @@
+"""`ectype overlay` on a run folder and an export of W&B."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from ectype.artifacts import package_path
+from ectype.cli.main import app
+from ectype.recipe.load import load_recipe, to_yaml
+from ectype.recipe.reference import Log, read_training_log
+
+STEPS = 640
+
+
+def test_a_run_is_laid_over_an_export(tmp_path: Path) -> None:
+    """From step 400 on the run lies 0.05 below, behind noise of 0.01 a step."""
+    log = read_training_log(Log(path=package_path("package:demo/bundle/log.csv"), loss="ce_loss"))
+    shift = np.random.default_rng(0).normal(0, 0.01, STEPS) - 0.05 * (log.steps > 400)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "recipe.yaml").write_text(to_yaml(load_recipe("toy-calm")))
+    names = ("z_loss", "grad_norm", "learning_rate", "loss_tokens", "tokens_seen", "step_seconds")
+    rows = [
+        json.dumps({"step": int(step), "loss": float(loss), "skipped": False, **dict.fromkeys(names, 1)})
+        for step, loss in zip(log.steps, log.loss + shift, strict=True)
+    ]
+    (run / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    export = tmp_path / "wandb.csv"
+    with export.open("w", newline="") as stream:
+        writer = csv.writer(stream, quoting=csv.QUOTE_ALL)
+        column = "calm - train/CE loss"
+        writer.writerow(["Step", column, f"{column}__MIN", f"{column}__MAX"])
+        writer.writerows([step, loss, loss, loss] for step, loss in zip(log.steps, log.loss, strict=True))
+    curves = tmp_path / "curves.csv"
+    done = CliRunner().invoke(app, ["overlay", str(run), str(export), "--out", str(curves), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert (found["steps_compared"], found["aggregated_rows"], found["smoothing_steps"]) == (STEPS, 0, 20)
+    assert found["mean_last_quarter"] == pytest.approx(shift[-160:].mean(), rel=1e-6)
+    assert 400 < found["first_band_departure_step"] < 420
+    # Without an evaluation of held-out text, nobody knows what a lower loss means.
+    assert found["warning"] is None
+    with curves.open() as stream:
+        table = list(csv.DictReader(stream))
+    assert len(table) == STEPS
+    assert float(table[-1]["smoothed_difference"]) == pytest.approx(shift[-20:].mean(), rel=1e-4)
+    assert table[0]["band"] == ""
+    shown = CliRunner().invoke(app, ["overlay", str(run), str(export)])
+    assert "first at step" in shown.stdout
+    refused = CliRunner().invoke(app, ["overlay", str(run), str(export), "--loss", "nothing"])
+    assert refused.exit_code == 2
