@@ -4,11 +4,15 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
+from typer.testing import CliRunner
 
+from ectype.artifacts import package_path
+from ectype.cli.main import app
 from ectype.errors import EctypeError
 from ectype.evaluate.engine import Settings
 from ectype.evaluate.held_out import load_held_out
@@ -188,3 +192,39 @@ def test_weights_are_known_by_their_content(tmp_path: Path) -> None:
     assert weights_sha256(tmp_path / "one") != weights_sha256(tmp_path / "two")
     with pytest.raises(EctypeError, match="no weights"):
         weights_sha256(tmp_path / "three")
+
+
+def test_the_command_evaluates_named_sets_and_refuses_what_training_reads(
+    copy_run: Path, reference: Reference, tmp_path: Path
+) -> None:
+    (tmp_path / "ref").mkdir()
+    given = tiny_text(reference, tmp_path, windows=2).model_dump(mode="json")
+    np.fromfile(reference.held_out.domains["devil"], "<u2")[:600].tofile(tmp_path / "devil.npy")
+    given["sets"] = {"more": {"tokens": {"devil": str(tmp_path / "devil.npy")}, "dtype": "uint16", "stride_tokens": 64}}
+    (tmp_path / "ref" / "reference.json").write_text(json.dumps(given))
+    (tmp_path / "sets.yaml").write_text("tenth: {tokens: devil.npy, dtype: uint16, window_tokens: 60}\n")
+
+    def evaluate(*held_out: str) -> Any:
+        options = [option for name in held_out for option in ("--held-out", name)]
+        arguments = [str(copy_run), "--reference", str(tmp_path / "ref"), "--landmark", "80", *options, "--json"]
+        return CliRunner().invoke(app, ["evaluate", *arguments])
+
+    training = next((package_path("package:demo/bundle/tokens") / "kjv").glob("*.npy"))
+    (tmp_path / "leak.yaml").write_text(f"leak: {{tokens: {training}, dtype: uint16}}\n")
+    refused = evaluate(str(tmp_path / "leak.yaml"))
+    assert refused.exit_code == 2
+    assert "'leak'" in json.loads(refused.stdout)["error"]["found"]
+    assert not RunFolder(copy_run).evaluation(80).exists()
+
+    done = evaluate(str(tmp_path / "sets.yaml"))
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert {name: each["80"]["overall"]["targets"] for name, each in found["sets"].items()} == {
+        "more": 599,
+        "tenth": 590,
+    }
+    assert found["sets"]["more"]["80"]["protocol"]["stride_tokens"] == 64
+    assert found["disjoint"]["sets"].keys() == {"held-out", "more", "tenth"}
+    written = RunFolder(copy_run).set_evaluation("tenth", 80).stat().st_mtime_ns
+    assert evaluate(str(tmp_path / "sets.yaml")).exit_code == 0
+    assert RunFolder(copy_run).set_evaluation("tenth", 80).stat().st_mtime_ns == written

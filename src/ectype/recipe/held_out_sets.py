@@ -8,7 +8,7 @@ from ectype.artifacts import package_path
 from ectype.errors import EctypeError
 from ectype.recipe.parse import nearest, parse
 from ectype.recipe.spec import HeldOutSet
-from ectype.recipe.yaml_text import parse_yaml
+from ectype.recipe.yaml_text import read_mapping
 
 MAIN_SET = "held-out"
 """The reference's own text, which a verdict is reached on."""
@@ -120,10 +120,4 @@ def rooted(value: Any, folder: Path) -> Any:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = parse_yaml(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise EctypeError(f"held-out sets {path}: {error}", "a readable YAML file", "check the path") from None
-    if not isinstance(values, dict):
-        raise EctypeError(f"held-out sets {path} holds no mapping", "sets by name", "see docs/held-out.md")
-    return values
+    return read_mapping(path, "held-out sets", "see docs/held-out.md")

@@ -13,7 +13,7 @@ from ectype.recipe.held_out_sets import rooted
 from ectype.recipe.parse import field_names, nearest, nearest_key, parse
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Evaluation, Inputs, Recipe
-from ectype.recipe.yaml_text import parse_yaml
+from ectype.recipe.yaml_text import parse_yaml, read_mapping
 
 Spec = TypeVar("Spec", Recipe, Placement)
 _SHIPPED = {"recipe": Path(__file__).parent / "recipes", "placement": Path(__file__).parent / "placements"}
@@ -119,13 +119,7 @@ def _load(spec: type[Spec], kind: str, name_or_path: str, overrides: Sequence[st
 
 
 def _read(path: Path, kind: str) -> dict[str, Any]:
-    try:
-        values = parse_yaml(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise EctypeError(f"{kind} {path}: {error}", "a readable YAML file", "check the path and its syntax") from None
-    if not isinstance(values, dict):
-        raise EctypeError(f"{kind} {path} holds no mapping", "keys and values", "start from `ectype recipes show NAME`")
-    return values
+    return read_mapping(path, kind, "start from `ectype recipes show NAME`")
 
 
 def _on_base(values: dict[str, Any], source: str) -> dict[str, Any]:

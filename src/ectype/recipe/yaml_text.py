@@ -1,9 +1,12 @@
-"""YAML from a user: whatever is wrong with it is a ValueError, a key that is named twice included."""
+"""YAML from a user: whatever is wrong with it is an error, a key that is named twice included."""
 
 from collections.abc import Hashable, Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+from ectype.errors import EctypeError
 
 
 def parse_yaml(text: str | bytes) -> Any:
@@ -23,6 +26,25 @@ def parse_yaml(text: str | bytes) -> Any:
         raise ValueError(str(error)) from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def read_mapping(path: Path, what: str, mend: str) -> dict[str, Any]:
+    """The mapping that a YAML file holds.
+
+    Args:
+        what: the file's role, for errors.
+        mend: the action that gets the user past a file which holds something else.
+
+    Raises:
+        EctypeError: no such file, no YAML, or no mapping.
+    """
+    try:
+        values = parse_yaml(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise EctypeError(f"{what} {path}: {error}", "a readable YAML file", "check the path and its syntax") from None
+    if not isinstance(values, dict):
+        raise EctypeError(f"{what} {path} holds no mapping", "keys and values", mend)
+    return values
 
 
 def _repeated_keys(root: yaml.Node) -> Iterator[yaml.ScalarNode]:
