@@ -29,7 +29,7 @@ TOKENS, WINDOW = 2048 * 8192, 8192
 FEWER = TOKENS // 16
 GROWTH_TARGET_MEGABYTES, PEAK_TARGET_GIGABYTES = 48, 1.5
 MODEL = Model(
-    d_model=32, n_layers=2, n_heads=2, n_kv_heads=2, head_dim=16, d_ffn=64, vocab_size=512, window_pattern=(64,),
+    d_model=16, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=16, d_ffn=32, vocab_size=256, window_pattern=(64,),
     rope_theta=1e4,
 )  # fmt: skip
 
@@ -51,14 +51,14 @@ def write_tokens(path: Path, tokens: int) -> None:
     with path.open("wb") as stream:
         for start in range(0, tokens, 1 << 20):
             ids = np.random.default_rng(start).geometric(0.02, min(1 << 20, tokens - start)) % MODEL.vocab_size
-            stream.write(ids.astype("<u2").tobytes())
+            stream.write(ids.astype("<u1").tobytes())
 
 
 def evaluate(folder: Path, held_out: str) -> tuple[dict, float, float]:
     """The evaluation, its seconds, and its peak memory in bytes."""
     command = [
         sys.executable, "-m", "ectype.cli", "evaluate", str(folder / "ours"), "--against", str(folder / "reference"),
-        "--held-out", held_out, "--batch-windows", "8", "--json",
+        "--held-out", held_out, "--batch-windows", "4", "--json",
     ]  # fmt: skip
     began = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as child:
@@ -84,7 +84,7 @@ def main() -> None:
         write_checkpoint(folder / "reference", 2)
         write_tokens(folder / "c4.npy", TOKENS)
         (folder / "fewer.yaml").write_text(
-            f"tokens: {{c4: c4.npy}}\ndtype: uint16\nwindow_tokens: {WINDOW}\nfirst_tokens: {FEWER}\n"
+            f"tokens: {{c4: c4.npy}}\ndtype: uint8\nwindow_tokens: {WINDOW}\nfirst_tokens: {FEWER}\n"
         )
         _, _, few_bytes = evaluate(folder, f"fewer={folder / 'fewer.yaml'}")
         found, seconds, peak_bytes = evaluate(folder, f"c4-16m={folder / 'c4.npy'}")

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from ectype.evaluate.devices import row_sharding, whole_rows
+from ectype.evaluate.distribution import EXACT_VALUES
 from ectype.evaluate.held_out import Block
 from ectype.evaluate.summary import DomainMeasures, join_measures, reduce_measures
 from ectype.evaluate.windows import Rows, joined
@@ -56,7 +57,7 @@ def measure_text(
             own = {name: values[start : start + len(block.rows)] for name, values in measures.items()}
             found = parts.setdefault(block.domain, [])
             found.append(reduce_measures(own, block.rows.scored, block.text_bytes, block.units))
-            if len(found) > _PARTS_AT_ONCE:
+            if len(found) > _PARTS_AT_ONCE or sum(len(part.kl.values) for part in found[1:]) > EXACT_VALUES:
                 found[:] = [join_measures(found, units_continue=True)]
             start += len(block.rows)
             done += int(block.rows.scored.sum())
