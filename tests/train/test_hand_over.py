@@ -295,6 +295,24 @@ def test_another_index_cannot_keep_its_position(stages, tmp_path):
         train(tmp_path / "run", EXTENSION, f"inputs.index={manifest}", source=stages["one"])
 
 
+def test_a_stage_begins_from_a_mean_of_checkpoints_with_their_mean_moments(stages, tmp_path):
+    """As the recipe of the last 32B stage does; nothing has to be reset."""
+    from ectype.weights.mean import mean_of
+    from ectype.weights.merge import merge_weights
+
+    steps = (8, 9)
+    merge_weights([stages["extension"] / f"checkpoints/{step:08}" for step in steps], tmp_path / "mean")
+    train(tmp_path / "run", STAGE_2, source=tmp_path / "mean", until=1)
+    mine, old = taken_over(tmp_path / "run", STAGE_2), [state(stages["extension"], EXTENSION, step) for step in steps]
+    (tmp_path / "mean/optimizer/count/0").unlink()
+    with pytest.raises(EctypeError, match="count/0 is missing"):
+        train(tmp_path / "other", STAGE_2, source=tmp_path / "mean")
+    assert not (tmp_path / "other/run.json").exists()
+    for part in ("params", "first_moment", "second_moment", "count"):
+        found, *sides = (one.params if part == "params" else getattr(one.optimizer, part) for one in (mine, *old))
+        assert equal(found, jax.tree.map(lambda *leaves: mean_of([np.asarray(leaf) for leaf in leaves]), *sides))
+
+
 def test_weights_alone_need_their_moments_reset(stages, tmp_path, save_bare):
     bare = save_bare(stages["extension"], tmp_path / "bare")
     with pytest.raises(EctypeError, match="holds no moments, adam count") as caught:
@@ -334,6 +352,13 @@ def test_an_incomplete_source_is_refused(stages, tmp_path):
     shutil.rmtree(run / "checkpoints/00000009/optimizer")
     with pytest.raises(EctypeError, match="holds no moments, adam count"):
         train(tmp_path / "run", STAGE_2, source=run)
+    for name in ("weights", "optimizer"):
+        half = tmp_path / f"half-{name}"
+        shutil.copytree(stages["extension"] / "checkpoints/00000009", half)
+        shutil.rmtree(half / name)
+        (half / name).mkdir()
+        with pytest.raises(EctypeError, match=f"{name}.*_METADATA"):
+            train(tmp_path / "run", STAGE_2, source=half)
     shutil.rmtree(run / "checkpoints/00000009/ectype")
     with pytest.raises(EctypeError, match=r"no checkpoint of step 9.*"):
         train(tmp_path / "run", STAGE_2, source=run)

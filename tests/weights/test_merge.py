@@ -1,13 +1,16 @@
 """The mean of checkpoints: the reference's arithmetic, resumable, strict."""
 
+import jax
 import ml_dtypes
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from hf_toys import NAMES, OLMO3, olmo_model, random_tensors, read_all, save_weights, write_file, write_folder
 from typer.testing import CliRunner
 
 from ectype.cli.main import app
 from ectype.errors import EctypeError
+from ectype.run.checkpoints import OPTIMIZER_ITEM
 from ectype.weights import store
 from ectype.weights.checkpoint import describe, load_weights, read_meta
 from ectype.weights.hf_export import export_weights
@@ -100,10 +103,86 @@ def test_checkpoints_of_a_run_keep_step_and_length(tmp_path):
     assert (gate == (tensors[0][name] + tensors[1][name]) / np.float32(2)).all()
 
 
+def _with_moments(path, number, dtype="float32", count=5.0, leave_out=()):
+    """Give a checkpoint an optimiser's state such as training writes; the moments are the weights times a factor."""
+    params = load_weights(path)[0]
+    factors = {"first_moment": 2.0 + number, "second_moment": 10.0 + number}
+    state = {name: jax.tree.map(lambda x, by=by: (x * by).astype(dtype), params) for name, by in factors.items()}
+    history = {"losses": np.ones(4, np.float32), "norms": np.ones(4, np.float32), "count": np.int32(4)}
+    state |= {"count": np.asarray(count, np.float32), "history": history, "step": np.int32(7)}
+    for name in leave_out:
+        state.pop(name)
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        checkpointer.save((path / OPTIMIZER_ITEM).absolute(), args=ocp.args.StandardSave(state))
+    return flatten({name: state[name] for name in factors if name in state})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_moments_and_count_are_averaged_with_the_weights(tmp_path, small_chunks, dtype):
+    checkpoints, tensors = _imports(tmp_path, "float32", 2)
+    first, second = (_with_moments(path, n, dtype, count=5.0 + n) for n, path in enumerate(checkpoints))
+    result = merge_weights(checkpoints, tmp_path / "mean")
+    assert result["adam_count"] == 5.5
+    leaves = store.read_leaves(tmp_path / "mean" / OPTIMIZER_ITEM)
+    assert {path[0] for path in leaves} == {"first_moment", "second_moment", "count"}
+    for path in first:
+        found = store.open_array(tmp_path / "mean" / OPTIMIZER_ITEM, path).read().result()
+        expected = mean_of([np.asarray(first[path]), np.asarray(second[path])])
+        assert (found.dtype, found.tobytes()) == (expected.dtype, expected.tobytes()), path
+    assert store.open_array(tmp_path / "mean" / OPTIMIZER_ITEM, ("count",)).read().result() == 5.5
+    export_weights(tmp_path / "mean", tmp_path / "back")
+    assert read_all(tmp_path / "back") == read_all(write_folder(tmp_path / "e", _expected(tensors, "float32")))
+    assert merge_weights([tmp_path / "mean", checkpoints[0]], tmp_path / "again")["adam_count"] == 5.25
+
+
+def test_a_mean_of_weights_alone_says_so(tmp_path):
+    checkpoints, _ = _imports(tmp_path, "float32", 2)
+    for number, path in enumerate(checkpoints):
+        _with_moments(path, number)
+    arguments = ["weights", "merge", *map(str, checkpoints), "--out"]
+    whole = CliRunner().invoke(app, [*arguments, str(tmp_path / "whole")])
+    assert "Adam: moments, and a count of 5" in whole.stdout
+    bare = CliRunner().invoke(app, [*arguments, str(tmp_path / "bare"), "--weights-only"])
+    assert "optimiser state: none" in bare.stdout
+    assert not (tmp_path / "bare" / OPTIMIZER_ITEM).exists()
+
+
+def test_optimiser_states_that_do_not_belong_together_are_refused(tmp_path):
+    checkpoints, _ = _imports(tmp_path, "float32", 4)
+    _with_moments(checkpoints[0], 0)
+    _with_moments(checkpoints[2], 2, "bfloat16")
+    _with_moments(checkpoints[3], 3, leave_out=["second_moment"])
+    for other, what in ((1, "--weights-only"), (2, "has dtype bfloat16, not float32"), (3, "second_moment.* missing")):
+        with pytest.raises(EctypeError, match=what):
+            merge_weights([checkpoints[0], checkpoints[other]], tmp_path / "mean")
+    with pytest.raises(EctypeError, match="lies within the checkpoint"):
+        merge_weights(checkpoints[:2], checkpoints[0] / "new/mean", weights_only=True)
+    (tmp_path / "ectype").mkdir()
+    assert not list(tmp_path.rglob("*mean*"))
+    assert merge_weights(checkpoints, tmp_path / "mean", weights_only=True)["adam_count"] is None
+
+
+@pytest.mark.parametrize("item", ["weights", "optimizer"])
+def test_a_source_with_unreadable_chunks_is_blamed_and_nothing_appears(tmp_path, item):
+    """Of Orbax's own files, what is missing shows only when it is read."""
+    imported, _ = _imports(tmp_path, "float32", 2)
+    for number, path in enumerate(imported):
+        save_weights(tmp_path / f"run{number}", load_weights(path)[0], describe(olmo_model(), "float32", kind="run"))
+        _with_moments(tmp_path / f"run{number}", number)
+    for file in (tmp_path / "run1" / item).rglob("d/*"):
+        file.write_bytes(b"")
+    with pytest.raises(EctypeError, match=rf"run1/{item}") as caught:
+        merge_weights([tmp_path / "run0", tmp_path / "run1"], tmp_path / "mean")
+    assert "can't write" not in str(caught.value)
+    assert "tensorstore_spec" not in str(caught.value)
+    assert not (tmp_path / "mean").exists()
+
+
 def test_interrupted_merge_resumes(tmp_path, small_chunks):
     checkpoints, tensors = _imports(tmp_path, "float32", 2)
 
     def interrupt(label, done, total):
+        assert label == "merge, bytes"
         if done > total // 2:
             raise KeyboardInterrupt
 

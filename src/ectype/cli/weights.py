@@ -90,10 +90,7 @@ def _import_olmo_core(source: Path, out: Path, recipe_name: str | None, json_out
     def show() -> None:
         step = "step unknown" if result["step"] is None else f"step {result['step']:,}"
         print(f"{out}: OLMo-core, {step}, {result['parameters']:,} parameters, {_moved(result)}")
-        count = result["adam_count"]
-        print(
-            "optimiser state: none in this folder" if count is None else f"Adam: moments, and a count of {count:,.0f}"
-        )
+        print(_adam(result["adam_count"], "none in this folder"))
 
     emit(result, json_output, show)
 
@@ -140,23 +137,26 @@ def merge(
         list[Path], typer.Argument(metavar="CKPT...", help="Two or more checkpoints, or run folders (their newest).")
     ],
     out: Annotated[Path, typer.Option(help="Checkpoint to write; must not exist.")],
+    weights_only: Annotated[bool, typer.Option("--weights-only", help="Leave the optimisers' state out.")] = False,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Average the weights of several checkpoints of one model.
+    """Average several checkpoints of one model: weights, and Adam's moments and count where all hold them.
 
-    The mean is taken in float32 and stored as they are. It holds no optimiser state. A killed merge resumes.
+    The mean is taken in float32 and stored as they are. A killed merge resumes.
     Example: ectype weights merge runs/first runs/second --out checkpoints/mean
     """
     from ectype.run.checkpoints import find_checkpoint
     from ectype.weights.merge import merge_weights
 
     with ProgressBar() as bar:
-        result = merge_weights([find_checkpoint(path) for path in ckpts], out, progress=bar)
+        result = merge_weights(
+            [find_checkpoint(path) for path in ckpts], out, weights_only=weights_only, progress=bar
+        )  # fmt: skip
 
     def show() -> None:
         step = "" if result["step"] is None else f" at step {result['step']:,}"
         print(f"{out}: mean of {len(ckpts)}{step}, {result['parameters']:,} parameters, {_moved(result)}")
-        print("optimiser state: none; train from it with --reset moments --reset adam_count")
+        print(_adam(result["adam_count"], "none; train from it with --reset moments --reset adam_count"))
 
     emit(result, json_output, show)
 
@@ -246,6 +246,10 @@ def _show_parity(result: dict[str, Any], logit_limit: float) -> None:
 
 def _number(value: float | None) -> str:
     return "NaN" if value is None else f"{value:.4g}"
+
+
+def _adam(count: float | None, without: str) -> str:
+    return f"optimiser state: {without}" if count is None else f"Adam: moments, and a count of {count:,.10g}"
 
 
 def _moved(result: dict[str, Any]) -> str:

@@ -75,11 +75,10 @@ class Saver:
                 self._begin(path, parts, description)
 
     def _begin(self, path: Path, parts: Tree, description: dict[str, Any]) -> None:
-        items = {
-            WEIGHTS_ITEM: ocp.args.StandardSave(parts[WEIGHTS_ITEM], save_args=save_arguments(parts[WEIGHTS_ITEM])),
-            OPTIMIZER_ITEM: ocp.args.StandardSave(parts[OPTIMIZER_ITEM]),
-            META_ITEM: ocp.args.JsonSave(description),
+        items: dict[str, Any] = {
+            name: ocp.args.StandardSave(part, save_args=save_arguments(part)) for name, part in parts.items()
         }
+        items[META_ITEM] = ocp.args.JsonSave(description)
         self._checkpointer.save(path.absolute(), args=ocp.args.Composite(**items))
 
     def check(self) -> None:

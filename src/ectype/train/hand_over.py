@@ -21,11 +21,13 @@ from ectype.weights import store
 from ectype.weights.checkpoint import (
     damaged,
     differences,
+    expected_leaves,
     leaves_of,
     load_weights,
     model_of,
     read_meta,
     refuse_differences,
+    refuse_incomplete,
     refuse_other_model,
 )
 
@@ -71,6 +73,7 @@ def plan_hand_over(recipe: Recipe, run_dir: Path, index: TokenIndex) -> HandOver
         )  # fmt: skip
     if switches.data_position == "keep":
         _check_position(path, meta, recipe, index)
+    refuse_incomplete(path, expected_leaves(model_of(meta, path), meta["dtype"]))
     _check_stored_parts(path, switches)
     first_step = int(step or 0) if switches.data_position == "keep" else 0
     return HandOverRecord(
@@ -212,6 +215,8 @@ def _check_stored_parts(path: Path, switches: HandOver) -> None:
             "a run's checkpoint, with its optimiser's state",
             "begin them anew with " + " ".join(f"--reset {name}" for name in absent),
         )  # fmt: skip
+    if parts:
+        refuse_differences(path, store.damaged_chunks(item))
 
 
 def _read_kept(path: Path, switches: HandOver, fresh: OptimizerState) -> dict[str, Any]:

@@ -42,7 +42,8 @@ def expected_leaves(model: Model, dtype: Any) -> dict[LeafPath, Leaf]:
 
 def save_arguments(params: Tree) -> Tree:
     """Orbax save arguments that bound each stored chunk, so that slices can later be read without the whole leaf."""
-    return jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=store.TARGET_CHUNK_BYTES, shard_axes=(0,)), params)
+    chunked = ocp.SaveArgs(chunk_byte_size=store.TARGET_CHUNK_BYTES, shard_axes=(0,))
+    return jax.tree.map(lambda leaf: chunked if leaf.ndim else ocp.SaveArgs(), params)
 
 
 def read_meta(path: Path) -> dict[str, Any]:

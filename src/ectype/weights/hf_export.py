@@ -246,7 +246,7 @@ def _read(plan: _Plan, array: Any, unit: _Unit) -> Iterator[tuple[int, dict[str,
     for first in range(0, rows, step):
         span = slice(first, min(first + step, rows))
         region = array[unit.blocks, span] if stacked else array[span]
-        values = np.asarray(region.read().result()).astype(plan.dtype, copy=False)
+        values = store.read_region(plan.checkpoint, region).astype(plan.dtype, copy=False)
         parts = values if stacked else values[None]
         yield first, {name: np.ascontiguousarray(part) for name, part in zip(unit.tensors, parts, strict=True)}
 
@@ -269,6 +269,6 @@ def _write_padded_rows(plan: _Plan, file: Path) -> None:
     rows, dtype_name = {}, name_of_dtype(plan.dtype)
     for name, path in side_file_names(plan.model).items():
         array = store.open_array(plan.checkpoint / WEIGHTS_ITEM, path)[plan.model.vocab_size :]
-        rows[name] = np.asarray(array.read().result()).astype(plan.dtype, copy=False)
+        rows[name] = store.read_region(plan.checkpoint, array).astype(plan.dtype, copy=False)
     header, _ = plan_file(file.name, {name: (dtype_name, array.shape) for name, array in rows.items()})
     write_bytes_atomic(file, header + b"".join(array.tobytes() for array in rows.values()))

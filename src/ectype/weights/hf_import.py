@@ -42,7 +42,7 @@ def import_weights(
     units.sort(key=lambda unit: starts[unit.parts[0].tensor.name])
     with Journal(output, source.identity()) as journal:
         taken_over = len(journal.done)
-        digests = copy_units(units, journal, progress)
+        digests = copy_units(units, journal, progress, "import, bytes")
         store.describe_to_orbax(journal.folder / WEIGHTS_ITEM, source.leaves)
         write_json(description_file(journal.folder), _meta(source, digests))
         journal.commit()

@@ -13,6 +13,7 @@ from typing import Any
 
 from ectype.artifacts import lock, parse_json, write_bytes_atomic
 from ectype.errors import EctypeError
+from ectype.run.checkpoints import description_file
 
 _NAME = "journal.jsonl"
 
@@ -35,6 +36,10 @@ class Journal:
         if output.exists() or output.is_symlink():
             raise EctypeError(f"{output} exists", "a path that is free", "name another one, or remove it first")
         self.output = output.absolute()
+        for parent in self.output.parents:
+            # Not by the folder of that name alone: a checkout of this project is called so too.
+            if description_file(parent).is_file():
+                raise EctypeError(f"{output} lies within the checkpoint {parent}", "a path outside", "name another one")
         self.folder = self.output.with_name(f".{output.name}.ectype-partial")
         self.done: dict[str, dict[str, str]] = {}
         self._identity = identity

@@ -25,7 +25,7 @@ from ectype.weights.tree import LeafPath, Tree
 
 def read_leaf(weights: Path, path: LeafPath, rows: Any = slice(None)) -> np.ndarray:
     """Rows of one leaf of a checkpoint's `weights` folder; `rows` is any index of the leading axis."""
-    return np.asarray(store.open_array(weights, path)[rows].read().result())
+    return store.read_region(weights, store.open_array(weights, path)[rows])
 
 
 def read_layer(weights: Path, model: Model, layer: int) -> Tree:

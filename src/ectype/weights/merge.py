@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from ectype.artifacts import sha256_of_file, sha256_of_json, write_json
-from ectype.errors import EctypeError
+from ectype.errors import EctypeError, first_of
 from ectype.progress import Progress, silent
 from ectype.recipe.spec import Model
-from ectype.run.checkpoints import WEIGHTS_ITEM, description_file
+from ectype.run.checkpoints import OPTIMIZER_ITEM, WEIGHTS_ITEM, description_file
 from ectype.weights import store
 from ectype.weights.checkpoint import (
     describe,
+    differences,
     expected_leaves,
     model_of,
     read_meta,
@@ -25,45 +26,67 @@ from ectype.weights.checkpoint import (
 from ectype.weights.journal import Journal
 from ectype.weights.mapping import Place, hugging_face_tensors
 from ectype.weights.mean import mean_of
+from ectype.weights.store import Leaf
 from ectype.weights.transfer import copy_units, plan_units
 from ectype.weights.tree import LeafPath
 
 _CARRIED = ("sequence_length_tokens",)
 """What the checkpoints say beside their weights, and the mean says too where all of them agree."""
+_MOMENTS, _COUNT = ("first_moment", "second_moment"), ("count",)
+
+Leaves = dict[str, dict[LeafPath, Leaf]]
+"""Of each item of a checkpoint: the arrays that the mean holds."""
 
 
-def merge_weights(checkpoints: Sequence[Path], output: Path, *, progress: Progress = silent) -> dict[str, Any]:
-    """Write the mean of the checkpoints' weights as a checkpoint at `output`. It holds no optimiser state.
+def merge_weights(
+    checkpoints: Sequence[Path], output: Path, *, weights_only: bool = False, progress: Progress = silent
+) -> dict[str, Any]:
+    """Write the mean of the checkpoints as a checkpoint at `output`: of weights, and of Adam's moments and count.
 
+    The moments and the count are averaged where all checkpoints hold them; the skip rule's history is not kept.
     All are checked against each other in full before anything is written. `output` appears by one rename at the end;
     after a kill the same call goes on where it stopped.
 
     Args:
         checkpoints: two or more of one model and element type, each once.
         output: a path that must not exist.
+        weights_only: leave the optimisers' state out.
 
     Returns:
-        What was done; `step` is the step of all of them, None where they differ.
+        What was done; `step` is the step of all of them, None where they differ; `adam_count` None without moments.
 
     Raises:
-        EctypeError: fewer than two, one twice, or any difference in model, layout, shapes or element type.
+        EctypeError: fewer than two, one twice, or any difference in model, layout, shapes or element type, or in
+            whether they hold an optimiser's state.
     """
     started = time.monotonic()
     metas = _read_metas(checkpoints)
     model, dtype = model_of(metas[0], checkpoints[0]), metas[0]["dtype"]
-    leaves = expected_leaves(model, dtype)
-    units = plan_units(WEIGHTS_ITEM, leaves, _parts(checkpoints, model, np.dtype(dtype)))
-    with Journal(output, _identity(checkpoints)) as journal:
+    leaves = {WEIGHTS_ITEM: expected_leaves(model, dtype)}
+    if not weights_only and _all_hold_moments(checkpoints):
+        leaves[OPTIMIZER_ITEM] = _optimizer_leaves(checkpoints, model)
+    count = _mean_count(checkpoints) if OPTIMIZER_ITEM in leaves else None
+    parts = _parts(checkpoints, model, leaves)
+    units = [
+        unit
+        for item, prefix in ((WEIGHTS_ITEM, ""), (OPTIMIZER_ITEM, "optimizer."))
+        for unit in plan_units(item, leaves.get(item, {}), parts.get(item, {}), prefix)
+    ]
+    with Journal(output, _identity(checkpoints, leaves)) as journal:
         taken_over = len(journal.done)
-        digests = copy_units(units, journal, progress)
-        store.describe_to_orbax(journal.folder / WEIGHTS_ITEM, leaves)
+        digests = copy_units(units, journal, progress, "merge, bytes")
+        if count is not None:
+            store.write_array(journal.folder / OPTIMIZER_ITEM, _COUNT, count)
+        for item, own in leaves.items():
+            store.describe_to_orbax(journal.folder / item, own)
         meta = _describe(checkpoints, metas, model, digests)
         write_json(description_file(journal.folder), meta)
         journal.commit()
     return {
         "output": str(output), "checkpoints": [str(path) for path in checkpoints], "dtype": dtype,
-        "step": meta["step"], "tensors": len(digests), "bytes": sum(leaf.size_bytes for leaf in leaves.values()),
-        "parameters": sum(int(np.prod(leaf.shape, dtype=np.int64)) for leaf in leaves.values()),
+        "step": meta["step"], "tensors": len(digests), "bytes": sum(unit.size_bytes for unit in units),
+        "parameters": sum(int(np.prod(leaf.shape, dtype=np.int64)) for leaf in leaves[WEIGHTS_ITEM].values()),
+        "adam_count": None if count is None else float(count),
         "resumed_units": taken_over, "seconds": time.monotonic() - started,
     }  # fmt: skip
 
@@ -88,9 +111,43 @@ def _read_metas(checkpoints: Sequence[Path]) -> list[dict[str, Any]]:
     return metas
 
 
+def _all_hold_moments(checkpoints: Sequence[Path]) -> bool:
+    """Whether all hold an optimiser's state, or none does; anything between is refused."""
+    holding = [path for path in checkpoints if (path / OPTIMIZER_ITEM).is_dir()]
+    if holding and len(holding) < len(checkpoints):
+        bare = next(path for path in checkpoints if path not in holding)
+        raise EctypeError(
+            f"{holding[0]} holds an optimiser's state, {bare} none", "all of them, or none",
+            "average the weights alone with --weights-only",
+        )  # fmt: skip
+    return bool(holding)
+
+
+def _optimizer_leaves(checkpoints: Sequence[Path], model: Model) -> dict[LeafPath, Leaf]:
+    """Moments and count that the mean holds, found whole and equal in form in every checkpoint."""
+    stored = [store.read_leaves(path / OPTIMIZER_ITEM) for path in checkpoints]
+    elements = {leaf.dtype for path, leaf in stored[0].items() if path[0] in _MOMENTS}
+    like = expected_leaves(model, elements.pop() if len(elements) == 1 else np.float32)
+    expected = {(name, *path): leaf for name in _MOMENTS for path, leaf in like.items()}
+    expected[_COUNT] = Leaf((), np.dtype(np.float32))
+    for path, found in zip(checkpoints, stored, strict=True):
+        own = {key: leaf for key, leaf in found.items() if key[0] in (*_MOMENTS, *_COUNT)}
+        if lines := differences(expected, own) or store.damaged_chunks(path / OPTIMIZER_ITEM):
+            raise EctypeError(
+                f"{path}: {first_of(lines)}", "moments and count of every tensor, as the first checkpoint holds them",
+                "average the weights alone with --weights-only",
+            )  # fmt: skip
+    return expected
+
+
+def _mean_count(checkpoints: Sequence[Path]) -> np.ndarray:
+    items = [path / OPTIMIZER_ITEM for path in checkpoints]
+    return mean_of([store.read_region(item, store.open_array(item, _COUNT)) for item in items])
+
+
 @dataclass(frozen=True)
 class _Tensor:
-    """One tensor of the mean under its Hugging Face name."""
+    """One tensor of the mean under its Hugging Face name, moments with their own before it."""
 
     name: str
     size_bytes: int
@@ -101,7 +158,8 @@ class _MeanPart:
     """One named tensor of the mean, computed when read, in steps of whole chunks of the sources."""
 
     tensor: _Tensor
-    checkpoints: Sequence[Path]
+    items: Sequence[Path]
+    """The item's folder in each checkpoint."""
     path: LeafPath
     block: int | None
     rows: int
@@ -111,7 +169,7 @@ class _MeanPart:
 
     def read_rows(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows [first, end) of the mean, and those of them that an export holds."""
-        arrays = [store.open_array(path / WEIGHTS_ITEM, self.path) for path in self.checkpoints]
+        arrays = [store.open_array(item, self.path) for item in self.items]
         step = max(store.read_chunk(array)[0 if self.block is None else 1] for array in arrays)
         pieces, place = [], first
         while place < end:
@@ -127,29 +185,34 @@ class _MeanPart:
 
     def _mean(self, arrays: Sequence[Any], first: int, end: int) -> np.ndarray:
         regions = [(array if self.block is None else array[self.block])[first:end] for array in arrays]
-        return mean_of([np.asarray(region.read().result()) for region in regions])
+        return mean_of([store.read_region(item, region) for item, region in zip(self.items, regions, strict=True)])
 
 
-def _parts(checkpoints: Sequence[Path], model: Model, dtype: np.dtype) -> dict[LeafPath, list[_MeanPart]]:
-    parts: dict[LeafPath, list[_MeanPart]] = {}
-    shapes = {path: leaf.shape for path, leaf in expected_leaves(model, dtype).items()}
-    for name, place in hugging_face_tensors(model).items():
-        parts.setdefault(place.path, []).append(_part(checkpoints, name, place, shapes[place.path], dtype))
+def _parts(checkpoints: Sequence[Path], model: Model, leaves: Leaves) -> dict[str, dict[LeafPath, list[_MeanPart]]]:
+    parts: dict[str, dict[LeafPath, list[_MeanPart]]] = {}
+    trees = [(WEIGHTS_ITEM, (), "")]
+    if OPTIMIZER_ITEM in leaves:
+        trees += [(OPTIMIZER_ITEM, (name,), f"{name}.") for name in _MOMENTS]
+    for item, root, prefix in trees:
+        items = [path / item for path in checkpoints]
+        for name, place in hugging_face_tensors(model).items():
+            path = root + place.path
+            part = _part(items, prefix + name, path, place, leaves[item][path])
+            parts.setdefault(item, {}).setdefault(path, []).append(part)
     return parts
 
 
-def _part(
-    checkpoints: Sequence[Path], name: str, place: Place, leaf_shape: tuple[int, ...], dtype: np.dtype
-) -> _MeanPart:  # fmt: skip
-    shape = leaf_shape if place.block is None else leaf_shape[1:]
-    tensor = _Tensor(name, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
-    return _MeanPart(tensor, checkpoints, place.path, place.block, shape[0], place.shape[0])
+def _part(items: Sequence[Path], name: str, path: LeafPath, place: Place, leaf: Leaf) -> _MeanPart:
+    shape = leaf.shape if place.block is None else leaf.shape[1:]
+    tensor = _Tensor(name, int(np.prod(shape, dtype=np.int64)) * leaf.dtype.itemsize)
+    return _MeanPart(tensor, items, path, place.block, shape[0], place.shape[0])
 
 
-def _identity(checkpoints: Sequence[Path]) -> str:
-    """Hash of what decides the mean: each checkpoint's place, description, and when its weights were written."""
+def _identity(checkpoints: Sequence[Path], leaves: Leaves) -> str:
+    """Hash of what decides the mean: each checkpoint's place, description, and when what is read was written."""
     return sha256_of_json([
-        [str(path.absolute()), sha256_of_file(description_file(path)), (path / WEIGHTS_ITEM).stat().st_mtime_ns]
+        [str(path.absolute()), sha256_of_file(description_file(path)),
+         {item: (path / item).stat().st_mtime_ns for item in leaves}]
         for path in checkpoints
     ])  # fmt: skip
 
@@ -168,7 +231,8 @@ def _describe(
         model, metas[0]["dtype"], kind="weights", step=steps.pop() if len(steps) == 1 else None,
         source={
             "kind": "mean", "family": sources[0].get("family"), "config": sources[0].get("config"),
-            "dtypes": [metas[0]["dtype"]], "tensors_sha256": digests,
+            "dtypes": [metas[0]["dtype"]],
+            "tensors_sha256": {name: digests[name] for name in hugging_face_tensors(model)},
             "of": [
                 {"name": path.absolute().name, "step": meta.get("step"),
                  "description_sha256": sha256_of_file(description_file(path))}

@@ -102,9 +102,9 @@ def import_olmo_core(
     step = _step_of(place)
     with Journal(output, _identity(place, model)) as journal:
         taken_over = len(journal.done)
-        digests = copy_units(units, journal, progress)
+        digests = copy_units(units, journal, progress, "import, bytes")
         if source.count is not None:
-            _write_count(journal.folder / OPTIMIZER_ITEM, source.count)
+            store.write_array(journal.folder / OPTIMIZER_ITEM, _COUNT_PATH, source.count)
         for item, leaves in source.leaves.items():
             store.describe_to_orbax(journal.folder / item, leaves)
         origin = {"kind": "olmo-core", "folder": folder.absolute().name, "olmo_core_sha256": digests}
@@ -207,7 +207,3 @@ def _identity(place: Path, model: Model) -> str:
     files = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(place.glob("*.distcp"))}
     metadata = sha256_of_file(place / METADATA_NAME)
     return sha256_of_json([metadata, files, model.model_dump(mode="json")])
-
-
-def _write_count(item: Path, count: np.ndarray) -> None:
-    store.create_array(item, _COUNT_PATH, Leaf((), count.dtype), ()).write(count).result()

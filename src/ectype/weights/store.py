@@ -96,6 +96,11 @@ def write_chunk(
         os.close(handle)
 
 
+def write_array(folder: Path, path: LeafPath, values: np.ndarray) -> None:
+    """Write one small array whole, over what an interrupted run left of it."""
+    create_array(folder, path, Leaf(values.shape, values.dtype), values.shape).write(values).result()
+
+
 def open_array(folder: Path, path: LeafPath) -> tensorstore.TensorStore:
     """The array of the leaf at `path` for reading in slices; a missing chunk is an error, not zeros."""
     description = _description(folder)
@@ -110,8 +115,28 @@ def open_array(folder: Path, path: LeafPath) -> tensorstore.TensorStore:
         return tensorstore.open(spec, read=True).result()
     except ValueError as error:
         raise DamagedCheckpointError(
-            f"{folder}: {name} cannot be opened ({error})", "a complete checkpoint", "write the checkpoint anew"
+            f"{folder}: {name} cannot be opened ({_short(error)})", "a complete checkpoint", "write the checkpoint anew"
         ) from None
+
+
+def read_region(folder: Path, region: tensorstore.TensorStore) -> np.ndarray:
+    """The values of an array of `folder`, or of a slice of it.
+
+    Raises:
+        DamagedCheckpointError: a chunk is missing, cut short or unreadable.
+    """
+    try:
+        return np.asarray(region.read().result())
+    except ValueError as error:
+        raise DamagedCheckpointError(
+            f"{folder}: {_short(error)}", "every chunk of every array, in full",
+            "the checkpoint is damaged: use another one",
+        ) from None  # fmt: skip
+
+
+def _short(error: ValueError) -> str:
+    """TensorStore's message without the specification that it appends."""
+    return str(error).split(" [", 1)[0]
 
 
 def read_chunk(array: tensorstore.TensorStore) -> tuple[int, ...]:
@@ -152,7 +177,7 @@ def damaged_chunks(folder: Path) -> list[str]:
         chunk = read_chunk(array)
         expected = int(np.prod(chunk, dtype=np.int64)) * array.dtype.numpy_dtype.itemsize
         for index in np.ndindex(*(-(-length // part) for length, part in zip(array.shape, chunk, strict=True))):
-            name = f"{tree.dotted(path)}/{'.'.join(map(str, index))}"
+            name = f"{tree.dotted(path)}/{'.'.join(map(str, index)) or '0'}"
             size = (folder / name).stat().st_size if (folder / name).is_file() else None
             if size != expected:
                 problems.append(f"{name} is missing" if size is None else f"{name} has {size} bytes, not {expected}")

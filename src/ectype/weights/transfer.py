@@ -77,8 +77,10 @@ def plan_units(
     return units
 
 
-def copy_units(units: Sequence[Unit], journal: Journal, progress: Progress) -> dict[str, str]:
+def copy_units(units: Sequence[Unit], journal: Journal, progress: Progress, label: str) -> dict[str, str]:
     """Write every unit that the journal does not hold yet; SHA-256 of each tensor's stored bytes by name.
+
+    Progress is in bytes; `label` names it.
 
     Raises:
         EctypeError: the disk has no room for them.
@@ -91,14 +93,14 @@ def copy_units(units: Sequence[Unit], journal: Journal, progress: Progress) -> d
         for unit in units:
             if unit.name in journal.done:
                 copied += unit.size_bytes
-                progress("import, bytes", copied, total)
+                progress(label, copied, total)
                 continue
             hashes = {part.tensor.name: hashlib.sha256() for part in unit.parts}
             for write, own in _pieces(journal.folder / unit.item, unit):
                 futures = [hasher.submit(hashes[name].update, as_bytes(stored)) for name, stored in own]
                 pipeline.add([writers.submit(write), *futures])
                 copied += sum(stored.nbytes for _, stored in own)
-                progress("import, bytes", copied, total)
+                progress(label, copied, total)
             # The journal is synced to disk at each record: the next chunk is not kept waiting for that.
             pipeline.then(partial(_record_behind, recorder, recorded, journal, unit.name, hashes))
         pipeline.finish()
