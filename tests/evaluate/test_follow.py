@@ -125,6 +125,8 @@ def test_the_command_follows_is_stopped_by_a_signal_and_goes_on(
     (tmp_path / "ref").mkdir()
     values = small.model_dump(mode="json")
     (tmp_path / "ref" / "reference.json").write_text(json.dumps(values))
+    for step in (0, 80):
+        hide(copy_run, step)
     hidden = hide(copy_run, 640)
     command = [
         sys.executable, "-m", "ectype.cli", "evaluate", str(copy_run), "--reference", str(tmp_path / "ref"),
@@ -142,9 +144,9 @@ def test_the_command_follows_is_stopped_by_a_signal_and_goes_on(
     hidden.rename(run.checkpoint(640))
     done = CliRunner().invoke(app, command[3:])
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["missing"] == [400]
+    assert json.loads(done.stdout)["missing"] == [0, 80, 400]
     assert list(json.loads(done.stdout)["landmarks"]) == ["640"]
     assert run.evaluation(240).stat().st_mtime_ns == written
     done = CliRunner().invoke(app, [*command[3:5], "--reference", str(tmp_path / "ref"), "--status", "--json"])
-    states = {"0": "done", "80": "done", "240": "done", "400": "missing", "640": "done"}
+    states = {"0": "missing", "80": "missing", "240": "done", "400": "missing", "640": "done"}
     assert json.loads(done.stdout) == {"landmarks": states}

@@ -202,7 +202,7 @@ def test_the_command_evaluates_named_sets_and_refuses_what_training_reads(
     np.fromfile(reference.held_out.domains["devil"], "<u2")[:600].tofile(tmp_path / "devil.npy")
     given["sets"] = {"more": {"tokens": {"devil": str(tmp_path / "devil.npy")}, "dtype": "uint16", "stride_tokens": 64}}
     (tmp_path / "ref" / "reference.json").write_text(json.dumps(given))
-    (tmp_path / "sets.yaml").write_text("tenth: {tokens: devil.npy, dtype: uint16, window_tokens: 60}\n")
+    (tmp_path / "sets.yaml").write_text("rest: {tokens: devil.npy, dtype: uint16, remainder: score}\n")
 
     def evaluate(*held_out: str) -> Any:
         options = [option for name in held_out for option in ("--held-out", name)]
@@ -221,10 +221,10 @@ def test_the_command_evaluates_named_sets_and_refuses_what_training_reads(
     found = json.loads(done.stdout)
     assert {name: each["80"]["overall"]["targets"] for name, each in found["sets"].items()} == {
         "more": 599,
-        "tenth": 590,
+        "rest": 597,
     }
     assert found["sets"]["more"]["80"]["protocol"]["stride_tokens"] == 64
-    assert found["disjoint"]["sets"].keys() == {"held-out", "more", "tenth"}
-    written = RunFolder(copy_run).set_evaluation("tenth", 80).stat().st_mtime_ns
+    assert found["disjoint"]["sets"].keys() == {"held-out", "more", "rest"}
+    written = RunFolder(copy_run).set_evaluation("rest", 80).stat().st_mtime_ns
     assert evaluate(str(tmp_path / "sets.yaml")).exit_code == 0
-    assert RunFolder(copy_run).set_evaluation("tenth", 80).stat().st_mtime_ns == written
+    assert RunFolder(copy_run).set_evaluation("rest", 80).stat().st_mtime_ns == written
