@@ -112,6 +112,17 @@ def test_equals_one_device(mesh, parts):
         assert_replicas_agree(state)
 
 
+@pytest.mark.parametrize("stages", ["[4, 2]", "[2, 4]", "[2, 2, 2]"])
+def test_gathers_in_steps_equal_one_device(stages):
+    assert_equal([*axes("fsdp8"), f"gather_stages={stages}"])
+
+
+def test_steps_that_are_not_the_size_of_fsdp_are_refused():
+    where = load_placement("cpu-one", [*axes("fsdp8"), "gather_stages=[2, 2]"])
+    with pytest.raises(EctypeError, match=r"gather_stages \[2, 2\] with mesh.fsdp 8"):
+        check_fit(load_recipe("toy-calm", SMALL), make_mesh(where), where)
+
+
 VARIANTS = {
     "tied, biases, no query norm": ("model.tied_head=true", "model.attention_bias=true", "model.qk_norm=none"),
     "head norm, norm before, leftover layer": (
@@ -154,7 +165,7 @@ def test_matrices_travel_in_the_compute_dtype_and_gradients_in_the_reduction_dty
         scatters = re.findall(r'"stablehlo.reduce_scatter".*?-> tensor<(?:\d+x)*(\w+)>', text, flags=re.DOTALL)
         return {(len(size.split("x")) - 1, dtype) for size, dtype in gathers}, set(scatters)
 
-    assert wires(BFLOAT16) == ({(2, "bf16"), (1, "f32")}, {"f32"})
+    assert wires(BFLOAT16) == ({(2, "bf16")}, {"f32"})
     assert wires(BFLOAT16, "numerics.gradient_reduction=bfloat16")[1] == {"bf16"}
 
 

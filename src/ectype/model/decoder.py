@@ -231,7 +231,7 @@ def layer_module(layer_params: Tree, model: Model) -> Layer:
     return nnx.merge(graph, filled)
 
 
-def _same(function: Any) -> Any:
+def _same(function: Any, *, prevent_cse: bool) -> Any:
     return function
 
 
@@ -248,7 +248,7 @@ def forward(
     segment_ids_BL: jax.Array | None = None,
     block_tokens: int | None = None,
     kernel: Kernel = "blockwise",
-    remat: Callable[[Any], Any] = _same,
+    remat: Callable[..., Any] = _same,
     gather: Callable[[str, Tree], Tree] = _whole,
     split: Split = UNSPLIT,
 ) -> jax.Array:
@@ -256,7 +256,8 @@ def forward(
 
     Args:
         segment_ids_BL: the document of each token of the whole sequence.
-        remat: wraps the function of one block of layers, to choose what the backward pass recomputes.
+        remat: wraps the function of one block of layers, to choose what the backward pass recomputes; takes
+            `prevent_cse` as `jax.checkpoint` does.
         gather: makes sharded parameters whole just before use: called with the part's name (`embedding`, `blocks`,
             `rest`, `norm`) and its tree; for `blocks` the tree is one block's, without the stack axis.
         split: how this device's parameters and its stretch of the sequence, `tokens_BL`, are part of whole ones.
@@ -272,10 +273,14 @@ def forward(
         return x_BLD
 
     if "blocks" in params:
-        block = remat(lambda x_BLD, slots: layers("blocks", x_BLD, slots))
+        # A loop's backward pass cannot be merged with its forward pass, and the barrier against that would copy what a
+        # whole block keeps. A loop that runs once is no loop to a compiler.
+        once = jax.tree.leaves(params["blocks"])[0].shape[0] == 1
+        block = remat(lambda x_BLD, slots: layers("blocks", x_BLD, slots), prevent_cse=once)
         x_BLD, _ = jax.lax.scan(lambda x_BLD, slots: (block(x_BLD, slots), None), x_BLD, params["blocks"])
     if "rest" in params:
-        x_BLD = remat(lambda x_BLD, slots: layers("rest", x_BLD, slots))(x_BLD, params["rest"])
+        rest = remat(lambda x_BLD, slots: layers("rest", x_BLD, slots), prevent_cse=True)
+        x_BLD = rest(x_BLD, params["rest"])
     return rms_norm(x_BLD, gather("norm", params["norm"])["weight"], model.norm_eps)
 
 

@@ -1,7 +1,7 @@
 """From a compiled program to seconds: compute by the compiler's cycles, attention and links by models of few constants.
 
-The step takes the compute, the attention kernels and the part of the collectives that nothing covers, one after the
-other. Every constant that is not the vendor's has a range in `assumptions.json`; the ranges make the band.
+The step takes the compute, the attention kernels and what of the collectives the program's own schedule leaves without
+compute beside it. Every constant that is not the vendor's has a range in `assumptions.json`; the ranges make the band.
 """
 
 from collections import Counter
@@ -9,15 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
 
 from ectype.artifacts import read_json
 from ectype.plan import attention_cost as kernels
-from ectype.plan.collective_cost import Collective, collectives
+from ectype.plan.collective_cost import Collective, Links, collectives, transfer
 from ectype.plan.hardware import Hardware
 from ectype.plan.program import UNKNOWN_CYCLES, Executed, Instruction, Program, shape_bytes
+from ectype.plan.timeline import run_through
 from ectype.recipe.spec import Model, Section
 
 KERNEL_TARGET = "tpu_custom_call"
@@ -50,7 +52,6 @@ class Assumptions(Section):
     format: Literal[1]
     kernel_efficiency: Assumption
     link_efficiency: Assumption
-    exposed_of_asynchronous: Assumption
 
 
 @lru_cache
@@ -80,46 +81,65 @@ class Costs:
     """Source lines and their seconds of compute, the dearest first."""
 
 
-def costs(
-    program: Program, model: Model, layer: kernels.AttentionShape, mesh: Mapping[str, int], hardware: Hardware
-) -> Costs:
+def costs(program: Program, model: Model, layer: kernels.AttentionShape, links: Links) -> Costs:
     """Cost of a step.
 
     Args:
         layer: what an attention kernel of one device sees; its window is taken from the model, layer by layer.
-        mesh: sizes of the mesh axes in the order of the program's devices.
     """
     executed = list(program.executed())
     scheduled = [(one, one.instruction.cycles) for one in executed if one.fused_into is None]
     known = [(one, cycles) for one, cycles in scheduled if cycles is not None and cycles != UNKNOWN_CYCLES]
-    cycles = sum(one.times * count for one, count in known)
-    links = collectives(program, mesh, hardware)
-    calls = _kernel_calls(executed)
-    assumptions = load_assumptions()
-    attention = _attention_band(calls, model, layer, hardware, assumptions.kernel_efficiency)
-    exposed = _exposed_band(links, assumptions)
-    compute = cycles / hardware.clock_hz
+    cycles, clock_hz = sum(one.times * count for one, count in known), links.hardware.clock_hz
+    calls, constants = _kernel_calls(executed), load_assumptions()
+    kernel, link = constants.kernel_efficiency, constants.link_efficiency
+    corners = [
+        _corner(program, links, calls, _seconds_of_a_call(model, layer, links.hardware, share), rate)
+        for share, rate in ((kernel.expected, link.expected), (kernel.high, link.high), (kernel.low, link.low))
+    ]
+    attention, exposed, step = (
+        Band(expected=expected, low=low, high=high) for expected, low, high in zip(*corners, strict=True)
+    )
     lines: Counter[str] = Counter()
     for one, count in known:
         lines[one.source or "not stated"] += one.times * count
     return Costs(
-        cycles, sum(count == UNKNOWN_CYCLES for _, count in scheduled), compute, attention, calls, links, exposed,
-        _product_flops(executed, program), _attention_flops(calls, model, layer),
-        Band(
-            expected=compute + attention.expected + exposed.expected, low=compute + attention.low + exposed.low,
-            high=compute + attention.high + exposed.high,
-        ),
-        [(line, total / hardware.clock_hz) for line, total in lines.most_common(10)],
+        cycles, sum(count == UNKNOWN_CYCLES for _, count in scheduled), cycles / clock_hz, attention, calls,
+        collectives(program, links), exposed, _product_flops(executed, program), _attention_flops(calls, model, layer),
+        step, [(line, total / clock_hz) for line, total in lines.most_common(10)],
     )  # fmt: skip
+
+
+def _corner(
+    program: Program, links: Links, calls: Mapping[str, int], kernel_seconds: Mapping[str, float],
+    link_efficiency: float,
+) -> tuple[float, float, float]:  # fmt: skip
+    """Seconds of attention, of collectives with no compute beside them, and of the whole step."""
+
+    def compute(one: Instruction) -> float:
+        if KERNEL_TARGET in one.text:
+            return kernel_seconds.get(_kernel_name(one), 0.0)
+        known = one.cycles is not None and one.cycles != UNKNOWN_CYCLES
+        return (one.cycles or 0) / links.hardware.clock_hz if known else 0.0
+
+    def link(one: Instruction, inside: str) -> float:
+        moved = transfer(one, inside, links)
+        return 0.0 if moved is None else moved.seconds / link_efficiency
+
+    step, exposed = run_through(program, compute, link)
+    return sum(count * kernel_seconds.get(name, 0.0) for name, count in calls.items()), exposed, step
 
 
 def _kernel_calls(executed: Sequence[Executed]) -> dict[str, int]:
     calls: Counter[str] = Counter()
     for one in executed:
         if KERNEL_TARGET in one.instruction.text:
-            names = [name for name in _PRODUCTS_OF_KERNEL if one.instruction.name.startswith(name)]
-            calls[names[0] if names else one.instruction.name] += one.times
+            calls[_kernel_name(one.instruction)] += one.times
     return dict(calls)
+
+
+def _kernel_name(instruction: Instruction) -> str:
+    return next((name for name in _PRODUCTS_OF_KERNEL if instruction.name.startswith(name)), instruction.name)
 
 
 def _layers(model: Model, layer: kernels.AttentionShape) -> list[kernels.AttentionShape]:
@@ -130,17 +150,14 @@ def _layers(model: Model, layer: kernels.AttentionShape) -> list[kernels.Attenti
     ]
 
 
-def _attention_band(
-    calls: Mapping[str, int], model: Model, layer: kernels.AttentionShape, hardware: Hardware, efficiency: Assumption
-) -> Band:
-    def seconds(share: float) -> float:
-        total = 0.0
-        for name, products in _PRODUCTS_OF_KERNEL.items():
-            a_pass = sum(kernels.kernel_seconds(one, products, hardware, share) for one in _layers(model, layer))
-            total += calls.get(name, 0) / model.n_layers * a_pass
-        return total
-
-    return Band(expected=seconds(efficiency.expected), low=seconds(efficiency.high), high=seconds(efficiency.low))
+def _seconds_of_a_call(
+    model: Model, layer: kernels.AttentionShape, hardware: Hardware, efficiency: float
+) -> dict[str, float]:
+    """By kernel, the mean over the model's layers."""
+    return {
+        name: fmean(kernels.kernel_seconds(one, products, hardware, efficiency) for one in _layers(model, layer))
+        for name, products in _PRODUCTS_OF_KERNEL.items()
+    }
 
 
 def _attention_flops(calls: Mapping[str, int], model: Model, layer: kernels.AttentionShape) -> float:
@@ -148,17 +165,6 @@ def _attention_flops(calls: Mapping[str, int], model: Model, layer: kernels.Atte
         calls.get(name, 0) / model.n_layers * kernels.kernel_flops(one, products)
         for name, products in _PRODUCTS_OF_KERNEL.items() for one in _layers(model, layer)
     )  # fmt: skip
-
-
-def _exposed_band(links: Sequence[Collective], assumptions: Assumptions) -> Band:
-    waited = sum(one.seconds for one in links if not one.asynchronous)
-    beside = sum(one.seconds for one in links if one.asynchronous)
-    rate, share = assumptions.link_efficiency, assumptions.exposed_of_asynchronous
-    return Band(
-        expected=(waited + share.expected * beside) / rate.expected,
-        low=(waited + share.low * beside) / rate.high,
-        high=(waited + share.high * beside) / rate.low,
-    )
 
 
 def _product_flops(executed: Sequence[Executed], program: Program) -> float:

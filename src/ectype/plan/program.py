@@ -61,6 +61,8 @@ class Executed:
     instruction: Instruction
     times: int
     fused_into: str | None
+    beside: bool
+    """Whether it runs beside the matrix units: within what a `-start` operation calls."""
     source: str
     """`file:line` of the package's own line that it comes from; empty where the compiler does not say."""
 
@@ -78,15 +80,18 @@ class Program:
 
     def executed(self) -> Iterator[Executed]:
         """Every scheduled instruction with its count, and those inside fusions with the fusion's."""
-        yield from self._walk(self.entry, 1, None, ())
+        yield from self._walk(self.entry, 1, None, False, ())
 
-    def _walk(self, name: str, times: int, fused: str | None, above: tuple[str, ...]) -> Iterator[Executed]:
+    def _walk(
+        self, name: str, times: int, fused: str | None, beside: bool, above: tuple[str, ...]
+    ) -> Iterator[Executed]:
         if name in above:
             return
         for instruction in self.computations.get(name, ()):
             frame = _FRAME.search(instruction.text)
             source = self.sources.get(int(frame[1]), "") if frame else ""
-            yield Executed(instruction, times, fused, source)
+            start = instruction.opcode.endswith("-start")
+            yield Executed(instruction, times, fused, beside or start, source)
             called = instruction.called
             if called is None or instruction.opcode in ("reduce", "sort", "scatter", "map", "reduce-window"):
                 continue
@@ -94,7 +99,7 @@ class Program:
             inner = times * self.trip_counts.get(instruction.name, 1) if loop else times
             scheduled = loop or instruction.opcode in ("call", "conditional")
             inside = fused if scheduled else called
-            yield from self._walk(called, inner, inside, (*above, name))
+            yield from self._walk(called, inner, inside, beside or start, (*above, name))
 
 
 def parse_program(text: str) -> Program:

@@ -10,7 +10,7 @@ from ectype.model.flops import flops_per_token
 from ectype.model.parameters import parameter_count
 from ectype.model.splash import splash_block_tokens
 from ectype.plan.attention_cost import AttentionShape
-from ectype.plan.collective_cost import Collective
+from ectype.plan.collective_cost import Collective, Links
 from ectype.plan.compiled import Compiled
 from ectype.plan.hardware import Slice
 from ectype.plan.predict import Band, Costs, costs
@@ -91,7 +91,8 @@ def plan_record(recipe: Recipe, placement: Placement, where: Slice, compiled: Co
     step = None
     if memory.fits:
         program = parse_program(compiled.program_text())
-        found = costs(program, recipe.model, _attention_shape(recipe, placement, mesh), mesh, where.hardware)
+        links = Links(mesh, where.hardware, compiled.facts.get("places"))
+        found = costs(program, recipe.model, _attention_shape(recipe, placement, mesh), links)
         step = _step(recipe, where, found)
     steps = recipe.duration_steps
     hours = None if step is None else _scaled(step.seconds, steps / 3600)

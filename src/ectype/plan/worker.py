@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -34,6 +33,7 @@ from ectype.train.optimizer import init_optimizer
 from ectype.train.sharding import BATCH_AXES, check_fit, mesh_sizes
 from ectype.train.state import TrainState, state_shardings
 from ectype.train.step import DeviceBatch, build_train_step
+from ectype.train.torus import arrange, coordinates
 
 _MEMORY = (
     "argument_size_in_bytes", "output_size_in_bytes", "alias_size_in_bytes", "temp_size_in_bytes",
@@ -46,7 +46,7 @@ def main(job_path: str, out: str) -> None:
     job = read_json(Path(job_path), "a planning job")
     recipe, placement = Recipe.model_validate(job["recipe"]), Placement.model_validate(job["placement"])
     began = time.perf_counter()
-    lowered = lower_step(recipe, placement, job["topology"])
+    lowered, places = lower_step(recipe, placement, job["topology"])
     lowered_seconds, began = time.perf_counter() - began, time.perf_counter()
     folder = Path(out)
     folder.mkdir(parents=True)
@@ -66,23 +66,24 @@ def main(job_path: str, out: str) -> None:
         "compiler_flops": cost.get("flops"), "compiler_optimal_seconds": cost.get("optimal_seconds"),
         "lower_seconds": lowered_seconds, "compile_seconds": time.perf_counter() - began,
         "compile_cpu_seconds": usage.ru_utime + usage.ru_stime, "compile_peak_bytes": usage.ru_maxrss * 1024,
-        "jax": jax.__version__, "flags": os.environ.get(LIBTPU_VARIABLE, ""),
+        "places": places, "jax": jax.__version__, "flags": os.environ.get(LIBTPU_VARIABLE, ""),
     }  # fmt: skip
     write_json(folder / COMPILED, found)
 
 
-def lower_step(recipe: Recipe, placement: Placement, topology: str) -> Any:
-    """The training step of a recipe, lowered for the devices of a slice that need not exist.
+def lower_step(recipe: Recipe, placement: Placement, topology: str) -> tuple[Any, list[tuple[int, ...]] | None]:
+    """The training step of a recipe, lowered for the devices of a slice that need not exist, and their places on it.
 
     Raises:
         EctypeError: the mesh does not fit the slice, or the recipe the mesh.
     """
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     sizes = mesh_sizes(placement, len(devices))
-    mesh = Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes))
+    mesh = Mesh(arrange(devices, tuple(sizes.values())), tuple(sizes))
     check_fit(recipe, mesh, placement)
     step = jax.jit(build_train_step(recipe, placement, mesh), donate_argnums=0)
-    return step.lower(_abstract_state(recipe, placement, mesh), _abstract_batch(recipe, mesh), _scalar(jnp.float32))
+    lowered = step.lower(_abstract_state(recipe, placement, mesh), _abstract_batch(recipe, mesh), _scalar(jnp.float32))
+    return lowered, coordinates(mesh)
 
 
 def _scalar(dtype: Any) -> jax.ShapeDtypeStruct:

@@ -17,6 +17,7 @@ from ectype.model.parameters import parameter_count
 from ectype.recipe.compiler_flags import LIBTPU_VARIABLE, libtpu_arguments
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Model, Recipe
+from ectype.train.torus import arrange
 
 Tree = Any
 MESH_AXES = ("data", "fsdp", CONTEXT, TENSOR)
@@ -24,17 +25,20 @@ MESH_AXES = ("data", "fsdp", CONTEXT, TENSOR)
 
 LOGICAL_AXES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"), "sequence": (CONTEXT,), "embed": ("fsdp",), "blocks": (), "head_dim": (),
-    "vocabulary": (TENSOR,), "heads": (TENSOR,), "kv_heads": (TENSOR,), "ffn": (TENSOR,),
+    "width": (), "vocabulary": (TENSOR,), "heads": (TENSOR,), "kv_heads": (TENSOR,), "ffn": (TENSOR,),
 }  # fmt: skip
-"""The mesh axes that split each logical axis of a parameter or of a batch."""
+"""The mesh axes that split each logical axis of a parameter or of a batch.
+
+Vectors over the model's channels are not worth a gather: every device holds them whole.
+"""
 
 LEAF_AXES: dict[str, tuple[str, ...]] = {
-    "embedding.weight": ("vocabulary", "embed"), "head.weight": ("vocabulary", "embed"), "norm.weight": ("embed",),
+    "embedding.weight": ("vocabulary", "embed"), "head.weight": ("vocabulary", "embed"), "norm.weight": ("width",),
     "query": ("heads", "embed"), "key": ("kv_heads", "embed"), "value": ("kv_heads", "embed"),
     "output": ("embed", "heads"), "query_norm": ("heads",), "key_norm": ("kv_heads",),
     "query_bias": ("heads",), "key_bias": ("kv_heads",), "value_bias": ("kv_heads",),
     "gate": ("ffn", "embed"), "up": ("ffn", "embed"), "down": ("embed", "ffn"),
-    "attention_norm": ("embed",), "mlp_norm": ("embed",),
+    "attention_norm": ("width",), "mlp_norm": ("width",),
 }  # fmt: skip
 """The logical axes of each parameter leaf by its last one or two names, the stack axis of `blocks` left out."""
 
@@ -80,7 +84,7 @@ def make_mesh(placement: Placement) -> Mesh:
         else jax.devices()[: (placement.devices or 1) * jax.process_count()]
     )
     sizes = mesh_sizes(placement, len(devices))
-    return Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes))
+    return Mesh(arrange(devices, tuple(sizes.values())), tuple(sizes))
 
 
 def mesh_sizes(placement: Placement, devices: int) -> dict[str, int]:
@@ -110,6 +114,12 @@ def check_fit(recipe: Recipe, mesh: Mesh | AbstractMesh, placement: Placement) -
         EctypeError: a size that its mesh axes do not divide.
     """
     _check_model(recipe, mesh)
+    stages = placement.gather_stages
+    if stages is not None and math.prod(stages) != mesh.shape["fsdp"]:
+        raise EctypeError(
+            f"gather_stages {list(stages)} with mesh.fsdp {mesh.shape['fsdp']}", "stages whose product is that size",
+            "leave gather_stages out, or set it to fit",
+        )  # fmt: skip
     rows, windows = math.prod(mesh.shape[axis] for axis in BATCH_AXES), recipe.data.global_batch_windows
     if windows % rows:
         copy_devices = mesh.size // rows

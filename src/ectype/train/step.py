@@ -21,8 +21,10 @@ from ectype.model.parallel import CONTEXT, Split
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe
 from ectype.train import optimizer as optim
+from ectype.train.gather import Stages, gather_leaf
 from ectype.train.sharding import BATCH_AXES, MESH_AXES, fsdp_axis, split_of
 from ectype.train.state import TrainState, state_shardings, state_specs
+from ectype.train.torus import gather_stages
 
 Tree = Any
 WHOLE_WEIGHT = "whole_weight"
@@ -65,7 +67,10 @@ def build_train_step(recipe: Recipe, placement: Placement, mesh: Mesh) -> Callab
     the recipe counts rejected windows, each adds its full length to that number, as OLMo-core does.
     """
     specs = state_specs(recipe, mesh)
-    local = partial(_local_gradients, recipe=recipe, placement=placement, specs=specs.params, split=split_of(mesh))
+    stages = placement.gather_stages or gather_stages(mesh, "fsdp")
+    local = partial(
+        _local_gradients, recipe=recipe, placement=placement, specs=specs.params, split=split_of(mesh), stages=stages
+    )
     fetch, put_back = _moments_mover(recipe, placement, mesh)
 
     def step(state: TrainState, batch: DeviceBatch, learning_rate: jax.Array) -> tuple[TrainState, Metrics]:
@@ -94,8 +99,9 @@ def _moments_mover(recipe: Recipe, placement: Placement, mesh: Mesh) -> tuple[Ca
 
 
 def _local_gradients(
-    params: Tree, batch: DeviceBatch, *, recipe: Recipe, placement: Placement, specs: Tree, split: Split
-) -> tuple[Tree, Metrics]:
+    params: Tree, batch: DeviceBatch, *, recipe: Recipe, placement: Placement, specs: Tree, split: Split,
+    stages: Stages,
+) -> tuple[Tree, Metrics]:  # fmt: skip
     """Gradients of the summed loss, summed over devices and split as the parameters are, and what was measured.
 
     Targets are taken from whole windows; each context device then goes on with its stretch of them.
@@ -110,7 +116,7 @@ def _local_gradients(
     counted = jnp.sum(mask)
     if recipe.loss.rejected_windows_count == "full":
         counted += jnp.sum(~batch.keep) * length
-    objective = partial(_objective, recipe=recipe, placement=placement, specs=specs, split=split)
+    objective = partial(_objective, recipe=recipe, placement=placement, specs=specs, split=split, stages=stages)
     gradient = jax.grad(objective, has_aux=True)
     rows = (tokens, targets, mask, batch.segment_ids)
     micro = placement.micro_batch_windows or windows
@@ -134,13 +140,15 @@ def _local_gradients(
     return gradients, Metrics(loss / divisor, z_loss / divisor, norm, jnp.zeros((), bool), counted, stop > 0)
 
 
-def _objective(params: Tree, rows: Tree, *, recipe: Recipe, placement: Placement, specs: Tree, split: Split):
+def _objective(
+    params: Tree, rows: Tree, *, recipe: Recipe, placement: Placement, specs: Tree, split: Split, stages: Stages
+):
     """objective, (cross-entropy, z-loss): sums over the tokens of one micro-batch on one device, in nats.
 
     rows: tokens, targets and mask [m, l]; segment ids [m, L] or None.
     """
     tokens, targets, mask, segment_ids = rows
-    gather = partial(_gather, specs=specs, recipe=recipe)
+    gather = partial(_gather, specs=specs, recipe=recipe, stages=stages)
     hidden_mlD = forward(
         params, tokens, recipe.model,
         compute_dtype=recipe.numerics.compute, segment_ids_BL=segment_ids,
@@ -156,7 +164,7 @@ def _objective(params: Tree, rows: Tree, *, recipe: Recipe, placement: Placement
     )  # fmt: skip
 
 
-def remat_of(placement: Placement) -> Callable[[Any], Any]:
+def remat_of(placement: Placement) -> Callable[..., Any]:
     """What the backward pass of a block recomputes. Gathered weights always are: keeping them would undo the split."""
     policies = jax.checkpoint_policies
     if placement.remat == "full":
@@ -164,11 +172,11 @@ def remat_of(placement: Placement) -> Callable[[Any], Any]:
     if placement.remat != "none":
         return partial(jax.checkpoint, policy=policies.save_only_these_names(*placement.remat))
     if placement.mesh.fsdp == 1:
-        return lambda function: function
+        return lambda function, *, prevent_cse: function
     return partial(jax.checkpoint, policy=policies.save_anything_except_these_names(WHOLE_WEIGHT))
 
 
-def _gather(part: str, tree: Tree, *, specs: Tree, recipe: Recipe) -> Tree:
+def _gather(part: str, tree: Tree, *, specs: Tree, recipe: Recipe, stages: Stages) -> Tree:
     """Leaves of one part, whole over `fsdp`; their gradients come back split and summed over it.
 
     Matrices travel in the compute dtype, in which alone they are used; vectors as they are stored.
@@ -182,28 +190,10 @@ def _gather(part: str, tree: Tree, *, specs: Tree, recipe: Recipe) -> Tree:
             return leaf
         narrows = leaf.ndim > 1 and jnp.dtype(numerics.compute).itemsize < leaf.dtype.itemsize
         wire = numerics.compute if narrows else str(leaf.dtype)
-        gathered = _gather_leaf(leaf, axis - stack_axes, wire, numerics.gradient_reduction)
+        gathered = gather_leaf(leaf, axis - stack_axes, wire, numerics.gradient_reduction, stages)
         return checkpoint_name(gathered, WHOLE_WEIGHT)
 
     return jax.tree.map(whole, tree, specs[part])
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _gather_leaf(leaf: jax.Array, axis: int, wire_dtype: str, reduction_dtype: str) -> jax.Array:
-    """The whole leaf in its own dtype, rounded to `wire_dtype`; its gradient is summed in `reduction_dtype`."""
-    return jax.lax.all_gather(leaf.astype(wire_dtype), "fsdp", axis=axis, tiled=True).astype(leaf.dtype)
-
-
-def _gather_leaf_forward(leaf, axis, wire_dtype, reduction_dtype):
-    return _gather_leaf(leaf, axis, wire_dtype, reduction_dtype), None
-
-
-def _gather_leaf_backward(axis, wire_dtype, reduction_dtype, _, gradient):
-    summed = jax.lax.psum_scatter(gradient.astype(reduction_dtype), "fsdp", scatter_dimension=axis, tiled=True)
-    return (summed.astype(gradient.dtype),)
-
-
-_gather_leaf.defvjp(_gather_leaf_forward, _gather_leaf_backward)
 
 
 def _sum_over_devices(gradient: jax.Array, spec: PartitionSpec, dtype: str) -> jax.Array:
