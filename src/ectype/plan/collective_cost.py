@@ -16,7 +16,6 @@ from ectype.plan.hardware import Hardware
 from ectype.plan.program import COLLECTIVES, Instruction, Program
 from ectype.recipe.spec import Section
 
-
 Places = Sequence[Sequence[int]]
 """By device: its chip's coordinates on the torus, then its number within the chip."""
 

@@ -61,7 +61,7 @@ class Placement(Section):
     micro_batch_windows: Positive | None = None
     """Windows per device and micro-batch; None: the whole share of the device at once."""
     gather_stages: tuple[Positive, ...] | None = None
-    """Sizes of the steps in which `fsdp` gathers and scatters, outermost first; None: by the axes of the chips' torus."""
+    """Sizes of the steps in which `fsdp` gathers and scatters, outermost first; None: by the axes of the torus."""
     remat: tuple[Activation, ...] | Literal["none", "full"] = "none"
     """`none` keeps all activations, `full` recomputes each block, a list keeps those activations by name."""
     moments_memory: MomentsMemory = "device"

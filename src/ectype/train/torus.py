@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh
@@ -12,7 +11,7 @@ _GATHERED_AXES = 2
 """Torus axes that one gather or scatter may span: over three, the TPU compiler sums whole arrays instead."""
 
 
-def arrange(devices: Sequence[jax.Device], sizes: tuple[int, ...]) -> np.ndarray:
+def arrange(devices: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
     """The devices in the shape of a mesh: slices outermost, and the last mesh axes on neighbouring chips."""
     if not hasattr(devices[0], "coords"):
         return np.array(devices).reshape(sizes)
