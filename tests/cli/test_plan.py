@@ -12,7 +12,7 @@ TINY = (
     "model.n_layers=4", "model.vocab_size=1024", "model.trained_rows=1024", "data.sequence_length_tokens=512",
     "data.global_batch_windows=8", "data.order.max_target_length_tokens=512", "data.eos_id=0", "data.pad_id=0",
 )  # fmt: skip
-SETTINGS = [part for value in TINY for part in ("--set", value)]
+SETTINGS = [part for value in TINY for part in ("--set", value)] + ["--placement-set", "micro_batch_windows=null"]
 
 
 def plan(*arguments, cache, **environment):
@@ -60,6 +60,26 @@ def test_the_same_plan_is_compiled_once(planned, cache):
     again = plan("--topology", "v5p:2x2x1", "--placement", "v5p-4x4x8", *SETTINGS, cache=cache)
     assert json.loads(again.stdout) == planned
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 1
+
+
+@pytest.mark.slow
+def test_a_program_over_the_memory_says_by_how_much_and_exits_1(cache):
+    """The compiler itself refuses it; 128 GB of hidden states a device."""
+    where = ("--topology", "v5p:2x2x1", "--placement", "v5p-4x4x8", *SETTINGS)
+    many = ("--set", "data.global_batch_windows=2000000")
+    done = plan(*where, *many, cache=cache)
+    assert done.returncode == 1, done.stderr
+    record = json.loads(done.stdout)
+    assert record["step"] is None
+    assert not record["memory"]["fits"]
+    assert record["memory"]["refused_at"] > record["memory"]["limit"]
+    shown = subprocess.run(
+        [sys.executable, "-m", "ectype.cli", "plan", "olmo3-7b-stage1", "--cache", str(cache), *where, *many],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert shown.returncode == 1
+    assert "does not fit" in shown.stdout
+    assert "GB too much: keep fewer activations (remat), set micro_batch_windows" in " ".join(shown.stdout.split())
 
 
 def test_a_mesh_that_does_not_fit_the_slice_is_refused(cache):

@@ -43,12 +43,14 @@ def test_the_fastest_of_each_axis_is_taken_along():
         seconds = 10 - 2 * (placement.attention_block_tokens == 1024) - (placement.micro_batch_windows == 1)
         return made_up(placement, seconds + (placement.remat == "full"))
 
-    tried = list(search(RECIPE, load_placement("v5p-4x4x8"), WHERE, plan))
+    whole = load_placement("v5p-4x4x8", ["micro_batch_windows=null", "remat=[query, key, gate, attention_output]"])
+    tried = list(search(RECIPE, whole, WHERE, plan))
     best = min(tried, key=lambda one: one.seconds)
     assert best.seconds == 7
     assert best.changed == "micro_batch_windows=1, attention_block_tokens=1024"
     assert tried[0].changed == ""
     assert any(one.seconds == float("inf") for one in tried)
+    assert any(one.placement.remat == ("query", "gate") for one in tried)
     # Every placement tried holds the recipe's batch.
     for one in tried:
         rows = one.placement.mesh.data * max(one.placement.mesh.fsdp, 1)

@@ -230,7 +230,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     assert "holds no recipe.yaml" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["run.json", "verdict.json", "audit.json", "parity.json"])
+@pytest.mark.parametrize("name", ["run.json", "verdict.json", "audit.json", "parity.json", "plan.json"])
 @pytest.mark.parametrize(
     ("content", "found"),
     [

@@ -25,6 +25,7 @@ SEARCH_OPTION = typer.Option("--search", help="Try other meshes, micro-batches, 
 WRITE_OPTION = typer.Option("--write", metavar="FILE", help="With --search: write the best placement here.")
 SCALE_OPTION = typer.Option("--scale", metavar="N,N,..", help="These counts of devices, each with as many windows.")
 COMPARE_OPTION = typer.Option("--compare", metavar="A B", help="Two recipes, or two placements, on the same slice.")
+RUN_OPTION = typer.Option("--run", metavar="RUN", help="Run folder: keep the plan in it, for its report.")
 
 
 @verb
@@ -40,6 +41,7 @@ def plan(
     write: Annotated[Path | None, WRITE_OPTION] = None,
     scale: Annotated[str | None, SCALE_OPTION] = None,
     compare: Annotated[tuple[str, str] | None, COMPARE_OPTION] = None,
+    run_dir: Annotated[Path | None, RUN_OPTION] = None,
     cache: Annotated[Path, CACHE_OPTION] = Path("~/.cache/ectype/plan"),
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> int:
@@ -51,13 +53,18 @@ def plan(
     """
     from ectype.errors import EctypeError
     from ectype.plan.hardware import parse_slice
+    from ectype.plan.record import write_plan
     from ectype.recipe.load import load_placement, load_recipe
+    from ectype.run.paths import RunFolder
 
-    if sum((search, scale is not None, compare is not None)) > 1 or (write is not None and not search):
+    several = sum((search, scale is not None, compare is not None))
+    if several > 1 or (write is not None and not search) or (run_dir is not None and several):
         raise EctypeError(
-            "more than one of --search, --scale and --compare, or --write without --search", "one question at a time",
-            "leave the others out",
+            "more than one of --search, --scale and --compare, --run with one of them, or --write without --search",
+            "one question at a time", "leave the others out",
         )  # fmt: skip
+    if run_dir is not None:
+        RunFolder(run_dir).require()
     where = parse_slice(topology)
     spec, place = load_recipe(recipe, overrides or ()), load_placement(placement, placement_overrides or ())
     with ProgressBar() as progress:
@@ -70,14 +77,16 @@ def plan(
             pairs = _pair(spec, place, compare, overrides or (), placement_overrides or ())
             return _several(run, [(name, one, layout, where) for name, one, layout in pairs], json_output)
         record = run(spec, place, where)
+    if run_dir is not None:
+        write_plan(run_dir, record)
     emit(record.model_dump(mode="json"), json_output, lambda: _show(record))
     return EXIT_DONE if record.memory.fits else EXIT_NEGATIVE
 
 
 def _planner(cache: Path, progress: ProgressBar) -> "Planner":
     """Compiles a recipe's step on a slice, or takes it from the cache, and judges it."""
+    from ectype.plan.build import plan_record
     from ectype.plan.compiled import compile_step
-    from ectype.plan.record import plan_record
 
     def run(recipe: Any, placement: Any, where: Any) -> "PlanRecord":
         return plan_record(recipe, placement, where, compile_step(recipe, placement, where, cache, progress))

@@ -140,9 +140,10 @@ def merge(
     weights_only: Annotated[bool, typer.Option("--weights-only", help="Leave the optimisers' state out.")] = False,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Average several checkpoints of one model: weights, and Adam's moments and count where all hold them.
+    """Average checkpoints of one model.
 
-    The mean is taken in float32 and stored as they are. A killed merge resumes.
+    Weights, and Adam's moments and count where all hold them. The mean is taken in float32 and stored as they are. A
+    killed merge resumes.
     Example: ectype weights merge runs/first runs/second --out checkpoints/mean
     """
     from ectype.run.checkpoints import find_checkpoint

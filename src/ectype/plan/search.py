@@ -58,8 +58,9 @@ def search(
 def _remat_sets(recipe: Recipe, placement: Placement, where: Slice) -> list[Any]:
     """What is kept now, with and without the dearest activations to keep and to compute again, and nothing."""
     kept = placement.remat if isinstance(placement.remat, tuple) else ()
-    without_mlp = tuple(name for name in kept if name not in ("gate", "mlp_output"))
-    return [kept, (*kept, *(name for name in ("up",) if name not in kept)), without_mlp, "full"]
+    more = (*kept, "up") if "up" not in kept else tuple(name for name in kept if name != "up")
+    fewer = [("key", "attention_output"), ("gate", "mlp_output", "up")]
+    return [kept, more, *(tuple(name for name in kept if name not in left_out) for left_out in fewer), "full"]
 
 
 def _micro_batches(recipe: Recipe, placement: Placement, where: Slice) -> list[int | None]:

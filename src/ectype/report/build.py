@@ -11,6 +11,7 @@ from ectype.report.judgement import criteria_part, verdict_part
 from ectype.report.markup import Part
 from ectype.report.measures import divergence_part, domains_part, landmarks_part, sets_part, training_part
 from ectype.report.page import page
+from ectype.report.plan import plan_part
 from ectype.report.provenance import provenance_part
 from ectype.report.records import RunRecords, load_records
 from ectype.run.paths import RunFolder
@@ -57,6 +58,7 @@ def _parts(records: RunRecords) -> list[Part]:
         divergence_part(records.evaluations, _kl_tolerance(records)),
         coverage_part(records.audit, _updates(records), records.run.index_fingerprint if records.run else None),
         parity_part(records.parity),
+        *([plan_part(records.plan)] if records.plan else []),
         provenance_part(records),
     ]
 

@@ -206,6 +206,27 @@ def coverage(passes: Sequence[str], windows_by_fate: Mapping[str, Sequence[int]]
     return {"data": data, "layout": layout}
 
 
+def plan_parts(seconds: Mapping[str, float], gigabytes: Mapping[str, float]) -> Figure:
+    """Two stacked bars: what one step's seconds go to, and what a device's memory goes to."""
+    roles = dict(zip((*seconds, *gigabytes), DOMAIN_ROLES * 2, strict=False))
+    bars = (("seconds", "x", "y", seconds), ("GB", "x2", "y2", gigabytes))
+    data = [
+        {
+            "type": "bar", "orientation": "h", "name": name, "x": [value], "y": [unit], "xaxis": across, "yaxis": down,
+            "marker": {"color": roles[name]}, "hovertemplate": f"%{{x:.3f}} {unit}<extra>{name}</extra>",
+            "text": [name], "textposition": "inside", "insidetextanchor": "middle",
+        }
+        for unit, across, down, parts in bars for name, value in parts.items()
+    ]  # fmt: skip
+    hidden = {"showticklabels": False, "showgrid": False}
+    layout = {
+        "height": 300, "barmode": "stack", "showlegend": False, "hovermode": "closest",
+        "grid": {"rows": 2, "columns": 1, "pattern": "independent"},
+        "xaxis": _axis("seconds a step"), "yaxis": hidden, "xaxis2": _axis("GB a device"), "yaxis2": hidden,
+    }  # fmt: skip
+    return {"data": data, "layout": layout}
+
+
 def _line(
     x: Any,
     y: Any,

@@ -142,6 +142,11 @@ class RunFolder:
         return self.path / "parity.json"
 
     @property
+    def plan(self) -> Path:
+        """What the run was predicted to cost, from `ectype plan`."""
+        return self.path / "plan.json"
+
+    @property
     def report(self) -> Path:
         """The report."""
         return self.path / "report.html"
