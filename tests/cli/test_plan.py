@@ -64,7 +64,7 @@ def test_the_same_plan_is_compiled_once(planned, cache):
 
 @pytest.mark.slow
 def test_a_program_over_the_memory_says_by_how_much_and_exits_1(cache):
-    """The compiler itself refuses it; 128 GB of hidden states a device."""
+    """The compiler itself refuses it: half a million windows a device."""
     where = ("--topology", "v5p:2x2x1", "--placement", "v5p-4x4x8", *SETTINGS)
     many = ("--set", "data.global_batch_windows=2000000")
     done = plan(*where, *many, cache=cache)

@@ -73,8 +73,12 @@ def _memory(
 
 
 def refused_bytes(message: str) -> int | None:
-    """How much memory the compiler says a refused program needs: `Used 120.51G of 95.74G hbm`."""
-    match = re.search(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm", message)
+    """How much memory the compiler says a refused program needs.
+
+    `Used 120.51G of 95.74G hbm`, or `required for HLO temporaries (6.25T) exceeds available HBM (95.74G)`.
+    """
+    used, temporaries = r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm", r"\(([\d.]+)([KMGT])\) exceeds available HBM"
+    match = re.search(used, message) or re.search(temporaries, message)
     return None if match is None else int(float(match[1]) * 1024 ** ("KMGT".index(match[2]) + 1))
 
 
