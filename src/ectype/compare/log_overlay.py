@@ -15,7 +15,7 @@ from ectype.compare.record import finite_overlay, read_verdict
 from ectype.compare.tolerances import load_floors
 from ectype.compare.trajectory import Differences, difference
 from ectype.errors import EctypeError
-from ectype.evaluate.record import read_evaluation
+from ectype.evaluate.record import read_evaluations
 from ectype.recipe.reference import Log, TrainingLog, read_training_log
 from ectype.run.manifest import first_step, load_run_recipe
 from ectype.run.metrics import read_metrics
@@ -44,11 +44,7 @@ def overlay_on_csv(run_dir: Path, log: Log) -> LaidOver:
     recipe, run, first = load_run_recipe(run_dir), RunFolder(run_dir), first_step(run_dir)
     reference = read_training_log(log)
     differences = difference(read_metrics(run_dir), reference, recipe.duration_steps, first)
-    evaluations = {}
-    for path in run.evaluations():
-        found = read_evaluation(path)
-        if found.step is not None and found.step > first:
-            evaluations[found.step] = found
+    evaluations = {step: found for step, found in read_evaluations(run_dir).items() if step > first}
     stored = read_verdict(run_dir).overlay if run.verdict.is_file() else None
     run_steps = recipe.duration_steps - first
     facts = overlay(

@@ -12,6 +12,7 @@ import numpy as np
 from ectype.artifacts import write_json
 from ectype.recipe.parse import read_record
 from ectype.recipe.spec import Dtype, Section
+from ectype.run.paths import RunFolder
 
 Number = float | None
 
@@ -153,3 +154,9 @@ def read_evaluation(path: Path) -> Evaluation:
         EctypeError: no such file, or its content is no evaluation of this format.
     """
     return read_record(path, Evaluation, "evaluation", "ectype evaluate", "delete the file and evaluate again")
+
+
+def read_evaluations(run_dir: Path) -> dict[int, Evaluation]:
+    """All of a run's landmarks by step. Errors as for `read_evaluation`."""
+    found = [read_evaluation(path) for path in RunFolder(run_dir).evaluations()]
+    return {evaluation.step: evaluation for evaluation in found if evaluation.step is not None}

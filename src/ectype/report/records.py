@@ -11,7 +11,7 @@ from ectype.compare.trajectory import Differences, difference
 from ectype.data.audit_record import AuditRecord, read_audit
 from ectype.errors import EctypeError
 from ectype.evaluate.disjointness import Disjointness, read_disjointness
-from ectype.evaluate.record import Evaluation, read_evaluation
+from ectype.evaluate.record import Evaluation, read_evaluation, read_evaluations
 from ectype.plan.record import PlanRecord, read_plan
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import Reference, TrainingLog, load_reference, read_training_log
@@ -69,7 +69,7 @@ def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords
         recipe=recipe,
         run=read_manifest(run_dir) if run.manifest.is_file() else None,
         metrics=metrics,
-        evaluations=_read_evaluations(run_dir),
+        evaluations=read_evaluations(run_dir),
         sets=_read_sets(run_dir),
         disjoint=read_disjointness(run_dir) if run.disjoint.is_file() else None,
         verdict=verdict,
@@ -101,11 +101,6 @@ def _overlay(differences: Differences | None, run_steps: int) -> Overlay | None:
     """The overlay of a run that was not compared yet, against the floor of one step's loss."""
     floor = load_floors().floors["step_loss"].value
     return overlay(differences, run_steps, floor, None, None) if differences else None
-
-
-def _read_evaluations(run_dir: Path) -> dict[int, Evaluation]:
-    found = [read_evaluation(path) for path in RunFolder(run_dir).evaluations()]
-    return {evaluation.step: evaluation for evaluation in found if evaluation.step is not None}
 
 
 def _read_sets(run_dir: Path) -> dict[str, dict[int, Evaluation]]:

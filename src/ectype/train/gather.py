@@ -3,6 +3,7 @@
 On a torus of three axes one gather goes in steps along fewer axes each: as many bytes reach each device as in one.
 """
 
+import math
 from functools import partial
 
 import jax
@@ -45,5 +46,5 @@ def _groups(stages: Stages, stage: int) -> list[list[int]] | None:
     """Devices of `fsdp` that talk to each other in one step; None: all of them."""
     if len(stages) == 1:
         return None
-    places = np.arange(int(np.prod(stages))).reshape(stages)
+    places = np.arange(math.prod(stages)).reshape(stages)
     return np.moveaxis(places, stage, -1).reshape(-1, stages[stage]).tolist()

@@ -179,7 +179,7 @@ def remat_of(placement: Placement) -> Callable[..., Any]:
 def _gather(part: str, tree: Tree, *, specs: Tree, recipe: Recipe, stages: Stages) -> Tree:
     """Leaves of one part, whole over `fsdp`; their gradients come back split and summed over it.
 
-    Matrices travel in the compute dtype, in which alone they are used; vectors as they are stored.
+    Only matrices are split; they travel in the compute dtype, in which alone they are used, unless it is the wider one.
     """
     stack_axes = 1 if part == "blocks" else 0
     numerics = recipe.numerics
@@ -188,7 +188,7 @@ def _gather(part: str, tree: Tree, *, specs: Tree, recipe: Recipe, stages: Stage
         axis = fsdp_axis(spec)
         if axis is None:
             return leaf
-        narrows = leaf.ndim > 1 and jnp.dtype(numerics.compute).itemsize < leaf.dtype.itemsize
+        narrows = jnp.dtype(numerics.compute).itemsize < leaf.dtype.itemsize
         wire = numerics.compute if narrows else str(leaf.dtype)
         gathered = gather_leaf(leaf, axis - stack_axes, wire, numerics.gradient_reduction, stages)
         return checkpoint_name(gathered, WHOLE_WEIGHT)

@@ -41,8 +41,9 @@ def gather_stages(mesh: Mesh, axis: str) -> tuple[int, ...]:
     size, places = mesh.shape[axis], coordinates(mesh)
     if places is None or size == 1:
         return (size,)
-    first = np.moveaxis(np.array(places).reshape(*mesh.devices.shape, -1), mesh.axis_names.index(axis), 0)
-    along = first.reshape(size, -1, first.shape[-1])[:, 0]
+    by_device = np.array(places).reshape(*mesh.devices.shape, -1)
+    # Of the devices along the axis, those at the start of all other axes.
+    along = np.moveaxis(by_device, mesh.axis_names.index(axis), 0).reshape(size, -1, by_device.shape[-1])[:, 0]
     spanned = [number for number in range(along.shape[1] - 1) if len(set(along[:, number].tolist())) > 1]
     if len(spanned) <= _GATHERED_AXES:
         return (size,)
