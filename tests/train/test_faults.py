@@ -122,7 +122,8 @@ def test_a_stopped_evaluation_ends_with_75_and_goes_on(tmp_path):
     train = ["train", "toy-calm", "--run", str(run), "--until", "1", "--set", "landmarks=[0]"]
     subprocess.run([*ectype, *train], check=True, capture_output=True)
     process = subprocess.Popen([*ectype, "evaluate", str(run)], stderr=subprocess.PIPE, text=True)
-    time.sleep(2.5)
+    wait_for(process, lambda: listens(process))
+    time.sleep(1.0)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors

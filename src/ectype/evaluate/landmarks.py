@@ -79,7 +79,5 @@ def landmark_lock(run_dir: Path, step: int, busy: EctypeError | None = None) -> 
     Args:
         busy: raised when another process holds it; None waits for that process.
     """
-    path = RunFolder(run_dir).evaluation_lock(step)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with lock(path, busy):
+    with lock(RunFolder(run_dir).evaluation_lock(step), busy):
         yield

@@ -71,8 +71,8 @@ class RunFolder:
         return sorted((self.path / "evaluations").glob("step-*.json"))
 
     def evaluation_lock(self, step: int) -> Path:
-        """Held by the process that evaluates one landmark."""
-        return self.path / "evaluations" / f".{step:08d}.lock"
+        """Held by the process that evaluates one landmark. Not among the evaluations, where each file is a result."""
+        return self.path / f".evaluation-{step:08d}.lock"
 
     def set_evaluation(self, name: str, step: int) -> Path:
         """The evaluation of one landmark on a further held-out set."""
