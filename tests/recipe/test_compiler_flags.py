@@ -28,7 +28,7 @@ def test_every_shipped_placement_has_its_flags_and_every_flag_a_reason():
 
 def test_what_the_user_has_set_comes_last_and_nothing_is_added_twice():
     placement = load_placement("v5p-4x4x8")
-    (own,) = compiler_flags(placement)
+    own = " ".join(compiler_flags(placement))
     once = libtpu_arguments(placement, {LIBTPU_VARIABLE: "--xla_mine=1"})
     assert once == f"{own} --xla_mine=1"
     assert libtpu_arguments(placement, {LIBTPU_VARIABLE: once}) == once
