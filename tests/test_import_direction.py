@@ -24,6 +24,7 @@ RANKS = {
     "compare": 7,
     "tasks": 7,
     "report": 8,
+    "launch": 8,
     "demo": 9,
     "cli": 10,
 }

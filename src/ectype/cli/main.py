@@ -2,7 +2,7 @@
 
 import typer
 
-from ectype.cli import compare, data, demo, evaluate, overlay, plan, recipes, report, train, weights
+from ectype.cli import compare, data, demo, evaluate, launch, overlay, plan, recipes, report, train, weights
 from ectype.cli.huge_pages import restart_with_huge_pages
 from ectype.errors import EXIT_STOPPED
 from ectype.stopping import leave_at_once
@@ -14,6 +14,7 @@ app = typer.Typer(
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.add_typer(weights.app, name="weights")
+app.add_typer(launch.app, name="launch")
 app.command()(train.train)
 app.command()(evaluate.evaluate)
 app.command()(plan.plan)

@@ -1,0 +1,173 @@
+"""Options that the verbs of `ectype launch` share, and how a supervisor's end becomes text and an exit code."""
+
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ectype.errors import EXIT_NEGATIVE
+
+RECIPE_ARGUMENT = typer.Argument(metavar="RECIPE", help="Shipped recipe name or YAML file.")
+PLACEMENT_OPTION = typer.Option("--placement", help="Shipped placement name or YAML file.")
+SET_OPTION = typer.Option("--set", help="Recipe field=value; may repeat.")
+PLACEMENT_SET_OPTION = typer.Option("--placement-set", help="Placement field=value; may repeat.")
+INDEX_OPTION = typer.Option(envvar="OLMO_INDEX_PATH", help="Index or manifest of tokens.")
+WEIGHTS_OPTION = typer.Option(envvar="LOAD_PARAMETERS_PATH", help="Step-0 weights.")
+PADDED_ROWS_OPTION = typer.Option("--padded-rows", help="Side file with rows that a Hugging Face export dropped.")
+SOURCE_OPTION = typer.Option("--from", metavar="RUN_OR_CHECKPOINT", help="What a later stage goes on from.")
+TARGET_OPTION = typer.Option(
+    "--target-steps", envvar="STEPS_OVERRIDE", min=1,
+    help="Completed updates at which the run is done; it becomes --until of `ectype train`.",
+)  # fmt: skip
+STATE_OPTION = typer.Option("--state", help="The supervisor's folder. Default: beside the run, RUN.launch.")
+DRY_RUN_OPTION = typer.Option("--dry-run", help="Print exactly what would run, and run nothing.")
+LOOK_OPTION = typer.Option("--look-every-seconds", min=0.05, help="Time between two looks at the job.")
+FAILURES_OPTION = typer.Option("--failures", min=1, help="Failures in a row without progress after which to stop.")
+PREEMPTIONS_OPTION = typer.Option("--preemptions", min=1, help="The same for preemptions without progress.")
+FIRST_PAUSE_OPTION = typer.Option("--first-pause-seconds", min=0.0, help="Pause that doubles without progress.")
+STALL_OPTION = typer.Option("--stall-minutes", min=0.1, help="Without progress for so long, tell the webhook.")
+SHRINK_OPTION = typer.Option("--shrink-after-minutes", min=0.0, help="Wait so long for machines, then try smaller.")
+GROW_OPTION = typer.Option("--grow-after-minutes", min=0.0, help="Then try the size asked for again.")
+WEBHOOK_VARIABLE_OPTION = typer.Option(
+    "--webhook-env", metavar="NAME", help="Environment variable that holds the address to post news to."
+)
+WEBHOOK_FILE_OPTION = typer.Option("--webhook-file", help="File that holds that address.")
+
+
+class StatusLine(AbstractContextManager["StatusLine"]):
+    """One line that changes in place; without a terminal, a line whenever it says something new."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True, highlight=False)
+        self._status = self._console.status("") if self._console.is_terminal else None
+        self._last = ""
+
+    def __enter__(self) -> "StatusLine":
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, text: str) -> None:
+        from rich.markup import escape
+
+        if self._status is not None:
+            self._status.update(escape(text))
+        elif text != self._last:
+            print(text, file=sys.stderr, flush=True)
+        self._last = text
+
+
+def webhook_of(variable: str | None, file: Path | None) -> Any:
+    """The webhook that the options name, None without one."""
+    from ectype.errors import EctypeError
+    from ectype.launch.events import Webhook
+
+    if variable is not None and file is not None:
+        raise EctypeError("--webhook-env and --webhook-file", "one of them", "drop one")
+    return None if variable is None and file is None else Webhook(variable, file)
+
+
+def state_of(state: Path | None, run: str) -> Any:
+    """The supervisor's folder."""
+    from ectype.launch.supervise import StateFolder
+
+    plain = Path(run) if not run.startswith("gs://") else Path(run.rstrip("/").rpartition("/")[2])
+    return StateFolder(state or plain.with_name(f"{plain.name}.launch"))
+
+
+def policy_of(
+    sizes: int, failures: int, preemptions: int, first_pause_seconds: float, stall_minutes: float,
+    shrink_after_minutes: float | None, grow_after_minutes: float | None,
+) -> Any:  # fmt: skip
+    """The supervisor's policy from its flags."""
+    from ectype.launch.supervisor import Policy
+
+    return Policy(
+        failures=failures, preemptions=preemptions, first_pause_seconds=first_pause_seconds, sizes=sizes,
+        stall_seconds=stall_minutes * 60,
+        shrink_after_seconds=None if shrink_after_minutes is None else shrink_after_minutes * 60,
+        grow_after_seconds=None if grow_after_minutes is None else grow_after_minutes * 60,
+    )  # fmt: skip
+
+
+def drive(supervised: Any, json_output: bool) -> int | None:
+    """Supervise to the end and print it; the exit code."""
+    from dataclasses import replace
+
+    from ectype.cli.output import emit
+    from ectype.launch.supervise import supervise
+
+    with StatusLine() as line:
+        memory = supervise(replace(supervised, show=line))
+    result = {
+        "run": memory.run, "outcome": memory.outcome, "reason": memory.reason, "attempts": memory.attempt,
+        "completed_updates": memory.completed_updates, "target_updates": memory.target_updates,
+        "preemptions": memory.preemptions, "failures": memory.failures, "events": str(supervised.state.events),
+    }  # fmt: skip
+
+    def show() -> None:
+        print(f"{memory.run}: {memory.outcome}: {memory.reason}")
+        print(f"{memory.attempt} jobs, {memory.preemptions} preemptions, {memory.failures} failures")
+        tail = last_tail(supervised)
+        if memory.outcome != "done" and tail:
+            print(f"the last job's log ended:\n{tail}")
+        print(f"events: {supervised.state.events}")
+
+    emit(result, json_output, show)
+    return None if memory.outcome == "done" else EXIT_NEGATIVE
+
+
+def last_tail(supervised: Any) -> str:
+    """The end of the log that the supervisor stopped over."""
+    from ectype.launch.events import read_events
+
+    stops = [row for row in read_events(supervised.state.events) if row["event"] == "stop"]
+    return str(stops[-1].get("log_tail", "")) if stops else ""
+
+
+def show_commands(backend: Any, name: str, size: int = 0) -> None:
+    """Print what a submission would run, one command a line, as a shell would take it."""
+    from ectype.launch.command import shell_text
+
+    for command in backend.commands(name, size):
+        print(shell_text(command))
+
+
+def status_record(state: Any, backend: Any, read: Any) -> dict[str, Any]:
+    """How the job and the run stand now, and what the supervisor last did."""
+    from ectype.errors import EctypeError
+    from ectype.launch.events import read_events
+    from ectype.launch.memory import read_memory
+
+    memory = read_memory(state.memory)
+    if memory is None:
+        raise EctypeError(f"{state.path} holds no supervised run", "one that was submitted", "submit it first")
+    report = None if memory.job is None else backend.look(memory.job)
+    reading = read()
+    events = read_events(state.events)
+    return {
+        "run": memory.run, "job": memory.job, "job_state": "none" if report is None else report.state,
+        "why": "" if report is None else report.why, "completed_updates": reading.completed_updates,
+        "reached_step": reading.reached_step, "target_updates": memory.target_updates, "attempts": memory.attempt,
+        "preemptions": memory.preemptions, "failures": memory.failures, "outcome": memory.outcome,
+        "reason": memory.reason, "last_event": events[-1] if events else None,
+    }  # fmt: skip
+
+
+def show_status(record: dict[str, Any]) -> None:
+    """The same for people."""
+    updates = record["completed_updates"]
+    print(f"{record['run']}: {'not readable' if updates is None else updates} of {record['target_updates']} updates")
+    why = f" ({record['why']})" if record["why"] else ""
+    print(f"job {record['job'] or 'none'}: {record['job_state']}{why}")
+    print(f"{record['attempts']} jobs, {record['preemptions']} preemptions, {record['failures']} failures")
+    if record["outcome"]:
+        print(f"supervisor: {record['outcome']}: {record['reason']}")

@@ -1,0 +1,86 @@
+"""What a supervisor tells: a log of JSON lines, and a webhook whose address nobody gets to see."""
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ectype.errors import EctypeError
+
+WEBHOOK_LIMIT_SECONDS = 10.0
+_TRIES = 3
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """Where news go, by reference: the address is read each time and never kept, shown or logged."""
+
+    variable: str | None = None
+    file: Path | None = None
+
+    def address(self) -> str:
+        """The address.
+
+        Raises:
+            EctypeError: the variable is not set, the file can't be read, or what is there is no web address.
+        """
+        where = f"${self.variable}" if self.variable else str(self.file)
+        try:
+            found = os.environ[self.variable] if self.variable else Path(str(self.file)).read_text().strip()
+        except (KeyError, OSError, UnicodeDecodeError):
+            found = ""
+        if not found.startswith(("https://", "http://")):
+            raise EctypeError(
+                f"the webhook's address in {where}", "an address that begins with https:// or http://",
+                "put the address there; it is never given on the command line",
+            )  # fmt: skip
+        return found
+
+
+def post(webhook: Webhook, news: dict[str, Any], wait: Callable[[float], None] = time.sleep) -> str:
+    """Send `news` as JSON; gives "" or, without the address, why it could not be sent."""
+    fault = ""
+    for attempt in range(_TRIES):
+        try:
+            request = urllib.request.Request(
+                webhook.address(), json.dumps(news).encode(), {"Content-Type": "application/json"}, method="POST"
+            )
+            with urllib.request.urlopen(request, timeout=WEBHOOK_LIMIT_SECONDS):
+                return ""
+        except urllib.error.HTTPError as error:
+            fault = f"HTTP status {error.code}"
+        except EctypeError as error:
+            return error.found
+        except Exception as error:  # whatever it is, the run goes on; its text may hold the address
+            fault = type(error).__name__
+        if attempt + 1 < _TRIES:
+            wait(float(attempt + 1))
+    return fault
+
+
+def append_event(path: Path, event: str, **what: Any) -> None:
+    """Add one line to the log; a full disk loses the line and no more."""
+    row = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **what}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row) + "\n")
+    except OSError:
+        return
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The log's lines; one that a crash tore is left out."""
+    rows = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows

@@ -1,0 +1,196 @@
+"""What a launch needs to know, checked at once: where the cluster is, what runs there, and where the run lies."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ectype.errors import EctypeError
+from ectype.recipe.load import load_placement, load_recipe, shipped
+
+VARIABLES = {
+    "index": "OLMO_INDEX_PATH", "weights": "LOAD_PARAMETERS_PATH", "target_steps": "STEPS_OVERRIDE",
+    "cluster": "XPK_CLUSTER", "project": "XPK_PROJECT", "zone": "XPK_ZONE", "device_type": "XPK_DEVICE_TYPE",
+    "base": "XPK_BASE_OUTPUT_DIR", "name": "XPK_RUN_NAME", "num_slices": "XPK_NUM_SLICES", "priority": "XPK_PRIORITY",
+}  # fmt: skip
+"""Environment names of the case study's scripts, which are the defaults of our flags."""
+PRIORITIES = ("very-low", "low", "medium", "high", "very-high")
+MOST_CHARACTERS_OF_A_NAME = 28
+"""Of a job, attempt included: xpk's limit for slices made of several cubes; it is 40 elsewhere."""
+_CHARACTERS_OF_AN_ATTEMPT = 6
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_TPU = re.compile(r"(tpu\d+x?|v\d+[a-z]*|v5litepod)-(\d+|\d+(x\d+){1,2})")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Machines to ask for, and how the recipe is laid out on them."""
+
+    device_type: str
+    """As xpk names it: `tpu7x-512`, `tpu7x-4x8x8`, `v5p-256`, `v6e-256`."""
+    num_slices: int
+    placement: str
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where xpk and kubectl find the cluster."""
+
+    cluster: str
+    project: str
+    zone: str
+    location: str | None = None
+    """Of the cluster itself; None: the region of `zone`, which is where xpk creates it."""
+    namespace: str = "default"
+
+    @property
+    def context(self) -> str:
+        """The context that `gcloud container clusters get-credentials` writes for kubectl."""
+        return f"gke_{self.project}_{self.where}_{self.cluster}"
+
+    @property
+    def where(self) -> str:
+        """Location of the control plane."""
+        return self.location or self.zone.rpartition("-")[0]
+
+
+def require(given: dict[str, object]) -> None:
+    """Refuse what is missing, all of it in one error.
+
+    Args:
+        given: value by flag, without its dashes.
+
+    Raises:
+        EctypeError: some have no value.
+    """
+    missing = [name for name, value in given.items() if value in (None, "")]
+    if missing:
+        flags = [f"--{name.replace('_', '-')}" for name in missing]
+        pairs = zip(flags, missing, strict=True)
+        both = [f"{flag} or ${VARIABLES[name]}" if name in VARIABLES else flag for flag, name in pairs]
+        raise EctypeError(f"no {', '.join(flags)}", "a value for each", f"give {'; '.join(both)}")
+
+
+def check_name(name: str) -> str:
+    """A name that jobs can begin with.
+
+    Raises:
+        EctypeError: Kubernetes or xpk would refuse it.
+    """
+    most = MOST_CHARACTERS_OF_A_NAME - _CHARACTERS_OF_AN_ATTEMPT
+    if not _NAME.fullmatch(name) or len(name) > most:
+        raise EctypeError(
+            f"--name {name!r}", f"at most {most} lower-case letters, digits and dashes, a letter first",
+            "choose a shorter or plainer name; the attempt's number is added to it",
+        )  # fmt: skip
+    return name
+
+
+def name_from(run: str) -> str:
+    """A name from a run folder's."""
+    plain = re.sub(r"[^a-z0-9]+", "-", Path(run).name.lower()).strip("-")
+    return check_name(plain if plain[:1].isalpha() else f"run-{plain}".rstrip("-"))
+
+
+def check_priority(priority: str) -> str:
+    """One of Kueue's priorities as xpk sets them up."""
+    if priority not in PRIORITIES:
+        raise EctypeError(f"--priority {priority!r}", f"one of {', '.join(PRIORITIES)}", "choose one of these")
+    return priority
+
+
+def parse_slice(text: str) -> Slice:
+    """A slice in words: `DEVICE_TYPE[*SLICES]=PLACEMENT`, as `tpu7x-128=tpu7x-4x4x4` or `v5p-256*2=mine.yaml`.
+
+    Raises:
+        EctypeError: another form.
+    """
+    machines, separator, placement = text.partition("=")
+    device_type, times, count = machines.partition("*")
+    if not separator or not placement or (times and not count.isdigit()):
+        raise EctypeError(
+            f"--or-smaller {text!r}", "DEVICE_TYPE[*SLICES]=PLACEMENT", "as --or-smaller tpu7x-128=tpu7x-4x4x4"
+        )
+    return check_slice(Slice(device_type, int(count) if times else 1, placement))
+
+
+def check_slice(asked: Slice) -> Slice:
+    """Refuse a device type that is no TPU's, or a placement that does not exist.
+
+    Raises:
+        EctypeError: one of both.
+    """
+    if not _TPU.fullmatch(asked.device_type):
+        raise EctypeError(
+            f"--device-type {asked.device_type!r}", "a TPU as xpk names it: tpu7x-512, tpu7x-4x8x8, v5p-256, v6e-256",
+            "see `xpk workload create --help`; for GPUs use `ectype launch slurm` or `ectype launch manifest --gpus`",
+        )  # fmt: skip
+    if asked.num_slices < 1:
+        raise EctypeError(f"--num-slices {asked.num_slices}", "at least 1", "give the number of slices")
+    load_placement(asked.placement)
+    return asked
+
+
+def check_in_image(recipe: str, placement: str) -> None:
+    """Refuse recipes and placements that only this machine has: a job would not find them.
+
+    Raises:
+        EctypeError: a relative path to a file.
+    """
+    for kind, name in (("recipe", recipe), ("placement", placement)):
+        if name not in shipped(kind) and not name.startswith("/"):
+            raise EctypeError(
+                f"{kind} {name!r}, a path of this machine", f"a shipped {kind}, or an absolute path in the job",
+                "put the file on the mounted volume and give its path there",
+            )  # fmt: skip
+
+
+def check_target(recipe: str, overrides: tuple[str, ...], target: int) -> None:
+    """Refuse a target beyond the recipe's end: the program would end well before it, again and again.
+
+    Raises:
+        EctypeError: it lies beyond.
+    """
+    if not os.path.isfile(recipe) and recipe not in shipped("recipe"):
+        return  # It lies where only the job sees it.
+    duration = load_recipe(recipe, overrides).duration_steps
+    if target > duration:
+        raise EctypeError(
+            f"--target-steps {target}", f"at most {duration}, the recipe's duration_steps",
+            f"lower it, or lengthen the run with --set duration_steps={target}",
+        )  # fmt: skip
+
+
+def in_job(path: str | None, mounts: dict[str, str]) -> str | None:
+    """A path as the job sees it: `gs://...` below a mounted bucket becomes a path of the mount.
+
+    Args:
+        mounts: path in the job by bucket or folder of a bucket.
+
+    Raises:
+        EctypeError: a bucket that is not mounted.
+    """
+    if path is None or not path.startswith("gs://"):
+        return path
+    for prefix, mount in sorted(mounts.items(), key=lambda pair: -len(pair[0])):
+        if path == prefix or path.startswith(f"{prefix}/"):
+            return mount + path.removeprefix(prefix)
+    raise EctypeError(
+        f"{path} is in no mounted bucket", "a path of the job's file system, through which runs and weights are kept",
+        "mount the bucket (docs/launch.md) and say where with --mount gs://BUCKET=/PATH",
+    )  # fmt: skip
+
+
+def parse_mounts(pairs: tuple[str, ...]) -> dict[str, str]:
+    """`gs://BUCKET[/FOLDER]=/PATH` pairs.
+
+    Raises:
+        EctypeError: another form.
+    """
+    found = {}
+    for pair in pairs:
+        bucket, _, path = pair.partition("=")
+        if not bucket.startswith("gs://") or not path.startswith("/"):
+            raise EctypeError(f"--mount {pair!r}", "gs://BUCKET[/FOLDER]=/PATH", "say where the job has the bucket")
+        found[bucket.rstrip("/")] = path.rstrip("/")
+    return found
