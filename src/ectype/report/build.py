@@ -51,7 +51,7 @@ def _parts(records: RunRecords) -> list[Part]:
     return [
         verdict_part(records),
         criteria_part(records),
-        landmarks_part(records.evaluations, records.recipe.landmarks),
+        landmarks_part(records),
         training_part(records),
         domains_part(records.evaluations, records.disjoint),
         *([sets_part(records.sets)] if records.sets else []),

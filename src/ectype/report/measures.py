@@ -1,7 +1,7 @@
 """The report's sections on what was measured: training loss, landmarks, domains, token KL. Records in, markup out."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 
 import numpy as np
@@ -28,6 +28,7 @@ from ectype.report.markup import (
     table,
 )
 from ectype.report.markup import figure as plot
+from ectype.report.matrix import matrix
 from ectype.report.records import RunRecords
 
 _NEARLY_ALL = 0.99
@@ -108,10 +109,11 @@ def _training_facts(differences: Differences, overlay: Overlay) -> str:
     return definitions(pairs)
 
 
-def landmarks_part(evaluations: Mapping[int, Evaluation], due: Sequence[int]) -> Part:
-    """One row per landmark: held-out loss, bits per byte, token KL and top-1 agreement."""
+def landmarks_part(records: RunRecords) -> Part:
+    """What was measured at each landmark, with its tolerance and whether it holds; below, both sides' values."""
     title = "Landmarks"
     lead = "Our checkpoint beside the reference's, both run in JAX on the same held-out tokens."
+    evaluations = records.evaluations
     if not evaluations:
         none = missing("No landmark was evaluated.", "ectype evaluate RUN --reference REF")
         return Part("landmarks", "Landmarks", section("landmarks", title, lead, none))
@@ -126,10 +128,8 @@ def landmarks_part(evaluations: Mapping[int, Evaluation], due: Sequence[int]) ->
         Column("KL largest", "number"),
         Column("top-1 agreement", "number"),
     ]
-    rows = [
-        _landmark_row(step, evaluations[step].overall if step in evaluations else None)
-        for step in sorted(set(due) | evaluations.keys())
-    ]
+    steps = sorted({*records.recipe.landmarks, *evaluations, *records.tasks})
+    rows = [_landmark_row(step, evaluations[step].overall if step in evaluations else None) for step in steps]
     last = evaluations[max(evaluations)]
     protocol = last.protocol
     how = (
@@ -139,7 +139,8 @@ def landmarks_part(evaluations: Mapping[int, Evaluation], due: Sequence[int]) ->
         f"{protocol.kl}."
     )
     body = table("All domains together, at each landmark", columns, rows)
-    return Part("landmarks", "Landmarks", section("landmarks", title, lead, body, f'<p class="fine">{how}</p>'))
+    fine = f'<p class="fine">{escape(how)}</p>'
+    return Part("landmarks", "Landmarks", section("landmarks", title, lead, matrix(records, steps), body, fine))
 
 
 def _landmark_row(step: int, summary: Summary | None) -> list[Cell]:

@@ -19,6 +19,7 @@ from ectype.recipe.spec import Recipe
 from ectype.run.manifest import Manifest, first_step, load_run_recipe, read_manifest
 from ectype.run.metrics import read_metrics
 from ectype.run.paths import RunFolder
+from ectype.tasks.record import TaskEvaluation, read_tasks
 from ectype.weights.parity_record import ParityRecord, read_parity
 
 
@@ -33,6 +34,8 @@ class RunRecords:
     evaluations: Mapping[int, Evaluation]
     sets: Mapping[str, Mapping[int, Evaluation]]
     """Evaluations on further held-out sets, by name."""
+    tasks: Mapping[int, TaskEvaluation]
+    """Downstream tasks by step."""
     disjoint: Disjointness | None
     verdict: VerdictRecord | None
     changed_since_verdict: tuple[str, ...]
@@ -71,6 +74,7 @@ def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords
         metrics=metrics,
         evaluations=read_evaluations(run_dir),
         sets=_read_sets(run_dir),
+        tasks=_read_tasks(run_dir),
         disjoint=read_disjointness(run_dir) if run.disjoint.is_file() else None,
         verdict=verdict,
         changed_since_verdict=() if verdict is None else changed_since(run_dir, verdict, recipe_hash(recipe)),
@@ -110,3 +114,8 @@ def _read_sets(run_dir: Path) -> dict[str, dict[int, Evaluation]]:
         if found.step is not None:
             sets.setdefault(name, {})[found.step] = found
     return sets
+
+
+def _read_tasks(run_dir: Path) -> dict[int, TaskEvaluation]:
+    found = [read_tasks(path) for path in RunFolder(run_dir).task_evaluations()]
+    return {evaluation.step: evaluation for evaluation in found if evaluation.step is not None}
