@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ectype.compare.overlay import Overlay, overlay
+from ectype.compare.overlay import Band, Overlay, deviation_band, overlay
 from ectype.compare.record import VerdictRecord, changed_since, read_verdict
 from ectype.compare.tolerances import load_floors
 from ectype.compare.trajectory import Differences, difference
@@ -46,6 +46,8 @@ class RunRecords:
     reference_log: TrainingLog | None
     differences: Differences | None
     overlay: Overlay | None
+    band: Band | None
+    """Trailing means of the differences, and what the noise of single updates allows them."""
     audit: AuditRecord | None
     parity: ParityRecord | None
     plan: PlanRecord | None
@@ -83,6 +85,7 @@ def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords
         reference_log=log,
         differences=differences,
         overlay=verdict.overlay if verdict else _overlay(differences, recipe.duration_steps - first),
+        band=deviation_band(differences, recipe.duration_steps - first) if differences else None,
         audit=read_audit(run_dir) if run.audit.is_file() else None,
         parity=read_parity(run_dir) if run.parity.is_file() else None,
         plan=read_plan(run_dir) if run.plan.is_file() else None,
