@@ -7,6 +7,8 @@ PYTEST_ARGS ?=
 
 # Huge pages for the tests' own processes; `ectype` itself asks for them (src/ectype/cli/huge_pages.py).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+# Where this is set, each of the many processes that the tests start compiles all of JAX's Python anew: 2.3 s each.
+export PYTHONDONTWRITEBYTECODE :=
 
 PINS := constraints.txt
 INSTALL = $(1)/bin/uv pip install -q --python $(1)/bin/python -c $(PINS) -b $(PINS)

@@ -26,7 +26,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="ectype-tests-programs-")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 # With libtpu installed, as the planner needs it, JAX would look for a TPU first.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -1,5 +1,6 @@
-"""Twenty random kills, twelve over one run and eight over another: each finishes, reads every window once, and computes
-what the undisturbed run does.
+"""Random kills: each run finishes, reads every window once, and computes what the undisturbed run does.
+
+Five kills over one run by `make test`; twelve over one and eight over another by `make test-long`.
 """
 
 import sys
@@ -25,16 +26,17 @@ def straight(trainer, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_kills_change_nothing(trainer, straight, tmp_path):
+@pytest.mark.parametrize(("count", "in_saves"), [(5, 1), pytest.param(12, 3, marks=pytest.mark.long)])
+def test_kills_change_nothing(trainer, straight, tmp_path, count, in_saves):
     kills = []
-    kill_often(trainer, tmp_path / "run", range(1, 13), hop=False, seed=7, tell=kills.append)
-    assert sum(kill.in_save for kill in kills) >= 3
+    kill_often(trainer, tmp_path / "run", range(1, count + 1), hop=False, seed=7, tell=kills.append)
+    assert sum(kill.in_save for kill in kills) >= in_saves
     trainer.finish(tmp_path / "run")
     assert every_window_once(trainer, tmp_path / "run")
     assert curve(tmp_path / "run") == curve(straight)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kills_while_the_device_count_changes(trainer, straight, tmp_path):
     kill_often(trainer, tmp_path / "run", range(1, 9), hop=True, seed=8, tell=lambda kill: None)
     trainer.finish(tmp_path / "run")

@@ -80,7 +80,11 @@ def one(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "placement"),
-    [(2, ["mesh.tensor=2"]), (2, ["mesh.context=2"]), (4, ["mesh.fsdp=2"])],
+    [
+        (2, ["mesh.tensor=2"]),
+        pytest.param(2, ["mesh.context=2"], marks=pytest.mark.long),
+        pytest.param(4, ["mesh.fsdp=2"], marks=pytest.mark.long),
+    ],
 )
 def test_processes_equal_one(one, tmp_path, count, placement):
     codes, errors = finish(start(tmp_path / "run", count, placement))
