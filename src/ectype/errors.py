@@ -1,4 +1,4 @@
-"""Exit codes, and the two ways a verb ends early: bad input (2) and stopped but resumable (75)."""
+"""Exit codes, and the ways a verb ends early: bad input (2), an unhealthy run (65), stopped but resumable (75)."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ EXIT_DONE = 0
 EXIT_NEGATIVE = 1
 EXIT_BAD_INPUT = 2
 EXIT_NOT_ENOUGH_EVIDENCE = 3
+EXIT_UNHEALTHY = 65
 EXIT_HUNG = 70
 EXIT_STOPPED = 75
 
@@ -40,6 +41,12 @@ def first_of(lines: Sequence[str], most: int = 12) -> str:
 
 class DamagedCheckpointError(EctypeError):
     """A checkpoint that can't be read in full: an older one may still be good."""
+
+
+class UnhealthyError(EctypeError):
+    """Training stopped itself by the placement's health policy. From the same checkpoint it would come to it again."""
+
+    exit_code = EXIT_UNHEALTHY
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error

@@ -40,4 +40,5 @@ def test_the_layout_is_the_documented_one() -> None:
     assert run.checkpoint(640) == Path("RUN/checkpoints/00000640")
     assert run.evaluation(640) == Path("RUN/evaluations/step-00000640.json")
     assert run.process_ledger(3) == Path("RUN/ledger/process-00003.ledger")
+    assert run.heartbeat(3) == Path("RUN/heartbeats/process-00003.json")
     assert run.twin(2).against_run(80) == Path("RUN/twins/2/against-run/step-00000080.json")

@@ -2,7 +2,7 @@
 
 import typer
 
-from ectype.cli import compare, data, demo, evaluate, launch, overlay, plan, recipes, report, train, weights
+from ectype.cli import compare, data, demo, evaluate, launch, overlay, plan, recipes, report, status, train, weights
 from ectype.cli.huge_pages import restart_with_huge_pages
 from ectype.errors import EXIT_STOPPED
 from ectype.stopping import leave_at_once
@@ -16,6 +16,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(weights.app, name="weights")
 app.add_typer(launch.app, name="launch")
 app.command()(train.train)
+app.command()(status.status)
 app.command()(evaluate.evaluate)
 app.command()(plan.plan)
 app.command()(compare.compare)

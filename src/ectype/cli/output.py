@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from ectype.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED, EctypeError, Stopped
+from ectype.errors import EXIT_DONE, EXIT_STOPPED, EctypeError, Stopped
 from ectype.stopping import StopSignals, ignore_further_signals
 
 JSON_OPTION = typer.Option("--json", help="Print one JSON object on standard output.")
@@ -23,7 +23,7 @@ REFERENCE_OPTION = typer.Option("--reference", help="Folder with reference.json.
 def verb(function: Callable[..., Any]) -> Callable[..., None]:
     """Run a verb and turn its end into an exit code: it returns one, or None for done.
 
-    `EctypeError` ends in exit 2 without a traceback, `Stopped`, Ctrl-C and SIGTERM in 75.
+    `EctypeError` ends in its exit code, mostly 2, without a traceback, `Stopped`, Ctrl-C and SIGTERM in 75.
     """
 
     @functools.wraps(function)
@@ -33,7 +33,7 @@ def verb(function: Callable[..., Any]) -> Callable[..., None]:
                 code = function(*args, **kwargs)
         except EctypeError as error:
             _fail(error, bool(kwargs.get("json_output")))
-            raise typer.Exit(EXIT_BAD_INPUT) from None
+            raise typer.Exit(error.exit_code) from None
         except Stopped as stop:
             ignore_further_signals()
             if kwargs.get("json_output"):

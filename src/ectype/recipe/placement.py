@@ -15,6 +15,8 @@ Activation = Literal[
 `attention_residuals` are the attention kernel's output and log-sum-exp: kept, its forward pass runs once.
 """
 MomentsMemory = Literal["device", "pinned_host"]
+Policy = Literal["stop", "warn"]
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Mesh(Section):
@@ -43,6 +45,43 @@ class Loader(Section):
 
     workers: Annotated[int, Field(ge=0)] = 0
     prefetch_batches: Positive = 2
+
+
+class Health(Section):
+    """What is watched while a run trains, and when it is called unwell. No number that is computed depends on it."""
+
+    on_nan: Policy = "stop"
+    """What `nan_in_a_row` updates in a row bring whose loss or gradient norm is not finite. Each one is skipped."""
+    nan_in_a_row: Positive = 8
+    on_spike: Policy = "warn"
+    """What a loss far above the recent past brings. A stop comes before the state of that update is saved."""
+    spike_window_updates: Annotated[int, Field(ge=8, lt=2**20)] = 128
+    """The recent past; nothing is judged before half of it is there."""
+    spike_deviations: Annotated[float, Field(gt=0)] = 10.0
+    """A spike lies this many standard deviations, by the median absolute deviation, above the recent median."""
+    spike_least_nats: Annotated[float, Field(ge=0)] = 0.5
+    """And at least this much above it."""
+    recent_updates: Annotated[int, Field(ge=2, lt=2**20)] = 32
+    """Updates whose medians and shares are judged."""
+    slow_factor: Annotated[float, Field(gt=1)] = 1.25
+    """The recent median of the step time over the session's own settled one."""
+    skipped_share: Share = 0.1
+    data_wait_share: Share = 0.05
+    """Of the recent updates' seconds, spent on waiting for data."""
+    straggler_share: Share = 0.1
+    """Of the step time: what one process may do alone, outside the step, beyond the median of all."""
+    straggler_factor: Annotated[float, Field(gt=1)] = 1.25
+    """The time of a process's probe over the median of all processes'."""
+    stalled_factor: Annotated[float, Field(gt=1)] = 10.0
+    """An update is stalled once it has lasted this many times the step time,"""
+    stalled_least_seconds: Annotated[float, Field(gt=0)] = 60.0
+    """and at least so long."""
+    heartbeat_seconds: Annotated[float, Field(gt=0)] = 10.0
+    """Between two signs of life of a process, a small file each, written by a thread of its own."""
+    lost_after_seconds: Annotated[float, Field(gt=0)] = 60.0
+    """A process without a sign of life for so long is taken for dead."""
+    probe_every_steps: Positive | None = 100
+    """Updates between two timings of a few matrix products on each process's own devices; None: no timings."""
 
 
 class Placement(Section):
@@ -75,6 +114,7 @@ class Placement(Section):
     loader: Loader = Loader()
     evaluation_batch_windows: Positive = 16
     """Windows that `ectype evaluate` takes at a time: speed and memory only."""
+    health: Health = Health()
     phase_limit_seconds: Positive = 3600
     """A phase (start, compile and first step, one update, one save) that lasts longer ends the process by name."""
     compilation_cache: str | None = None

@@ -26,8 +26,7 @@ from ectype.report.markup import (
 from ectype.report.records import RunRecords
 
 _TONES: dict[str, Tone] = {SAME: "good", DIFFERENT: "bad", UNDECIDED: "open"}
-OUTCOME_TONES: dict[Outcome, Tone] = {Outcome.HOLDS: "good", Outcome.BROKEN: "bad", Outcome.UNCLEAR: "open"}
-"""How an outcome is shown: each tone has a sign of its own beside its colour."""
+_OUTCOME_TONES: dict[Outcome, Tone] = {Outcome.HOLDS: "good", Outcome.BROKEN: "bad", Outcome.UNCLEAR: "open"}
 
 
 def verdict_part(records: RunRecords) -> Part:
@@ -141,7 +140,7 @@ def _chip(criterion: Criterion) -> Html:
 
 
 def _tell(outcome: Outcome) -> Html:
-    return chip(OUTCOME_TONES[outcome], outcome.value)
+    return chip(_OUTCOME_TONES[outcome], outcome.value)
 
 
 def _row(criterion: Criterion, name: Cell, outcome: Html) -> list[Cell]:

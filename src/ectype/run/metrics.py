@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ectype.recipe.reference import TrainingLog
 from ectype.run.paths import RunFolder
 
 Row = dict[str, Any]
+_BLOCK_BYTES = 1 << 18
 
 
 class MetricsFile:
@@ -80,6 +82,30 @@ def rows_after(run_dir: Path, step: int) -> list[Row]:
         except ValueError:
             break
     return [row for row in rows if row["step"] > step]
+
+
+def last_rows(run_dir: Path, count: int) -> list[Row]:
+    """At most the `count` last sound rows, by ascending step, read from the file's end: a long run has gigabytes.
+
+    Lines that are no rows, as one that is being written, count for nothing; so does a missing file.
+    """
+    path, rows, rest = RunFolder(run_dir).metrics, {}, b""
+    if not path.is_file():
+        return []
+    with path.open("rb") as stream:
+        place = stream.seek(0, os.SEEK_END)
+        while place > 0 and len(rows) < count:
+            begin = max(0, place - _BLOCK_BYTES)
+            stream.seek(begin)
+            lines = (stream.read(place - begin) + rest).split(b"\n")
+            # The first line of a block that is not the file's first may begin before it.
+            rest, lines = (b"", lines) if begin == 0 else (lines[0], lines[1:])
+            for line in reversed(lines):
+                with suppress(ValueError):
+                    row = parse_row(line)
+                    rows.setdefault(row["step"], row)
+            place = begin
+    return [rows[step] for step in sorted(rows)[-count:]]
 
 
 def read_rows(run_dir: Path) -> dict[int, Row]:

@@ -62,6 +62,15 @@ class RunFolder:
         found = self.ledger.glob(f"process-{'[0-9]' * 5}.ledger")
         return sorted(int(path.stem.removeprefix("process-")) for path in found)
 
+    @property
+    def heartbeats(self) -> Path:
+        """The folder of the processes' signs of life."""
+        return self.path / "heartbeats"
+
+    def heartbeat(self, process: int) -> Path:
+        """What one process last said of itself."""
+        return self.heartbeats / f"process-{process:05d}.json"
+
     def evaluation(self, step: int) -> Path:
         """The evaluation of one landmark."""
         return self.path / "evaluations" / _landmark_name(step)

@@ -30,6 +30,7 @@ from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe, Schedule
 from ectype.run.checkpoints import damaged_folders, finished_steps, remove_leftovers, roll_back
 from ectype.run.goodput import End, GoodputLog
+from ectype.run.heartbeats import remove_heartbeats
 from ectype.run.manifest import HandOverRecord, Perturbation, read_manifest
 from ectype.run.metrics import MetricsFile, Row, rows_after
 from ectype.run.paths import RunFolder
@@ -37,12 +38,14 @@ from ectype.stopping import StopSignals
 from ectype.train import checkpoint, distributed, run_folder
 from ectype.train.agreed_index import agreed_index
 from ectype.train.hand_over import plan_hand_over, take_over
+from ectype.train.heartbeat import Pulse
 from ectype.train.measurement import open_meter
 from ectype.train.profile import ProfiledSteps, Tracer
 from ectype.train.schedule import learning_rate, with_known_horizon
 from ectype.train.sharding import BATCH_AXES, check_fit, check_memory, make_mesh, prepare_devices
 from ectype.train.state import TrainState, fresh_state, perturbed, state_shardings
 from ectype.train.step import DeviceBatch, build_train_step
+from ectype.train.vitals import open_vitals
 from ectype.train.watchdog import Watchdog
 from ectype.weights.load import load_any_weights
 
@@ -84,6 +87,7 @@ class Job:
     goodput: GoodputLog
     hand_over: HandOverRecord | None
     schedule: Schedule
+    pulse: Pulse
 
     @property
     def first_step(self) -> int:
@@ -173,13 +177,16 @@ def _open_job(
             watchers.warn(f"deleted what a killed save had left: {path}")
         if from_step is not None:
             roll_back(run_dir, from_step)
+        remove_heartbeats(run_dir)
     distributed.meet("the run folder is open")
+    pulse = Pulse(run_dir, watchdog, placement.health, jax.process_index(), jax.process_count())
+    held.enter_context(pulse.beating())
     hand_over, schedule = read_manifest(run_dir).hand_over, recipe.schedule
     if schedule.horizon_steps == "epoch":
         schedule = with_known_horizon(schedule, open_order(index, recipe.data).steps_per_epoch)
     return Job(
         recipe, placement, run_dir, mesh, index, rows, perturb, watchdog, watchers, signals, goodput, hand_over,
-        schedule,
+        schedule, pulse,
     )  # fmt: skip
 
 
@@ -292,8 +299,9 @@ def _train(job: Job, state: TrainState, start: int, end: int, saver: checkpoint.
         ) as batches,
     ):  # fmt: skip
         first, step_function = _first_batch_and_program(job, state, batches, saver)
+        vitals = open_vitals(job.run_dir, job.recipe, job.placement, job.mesh, job.pulse, start, job.watchers.warn)
         for step, batch in enumerate(chain([first], batches), start + 1):
-            job.watchdog.phase(f"step {step}")
+            job.watchdog.phase(f"step {step}", "update")
             tracer.before(step)
             began = time.perf_counter()
             rate = job.rate(step)
@@ -308,6 +316,7 @@ def _train(job: Job, state: TrainState, start: int, end: int, saver: checkpoint.
             job.goodput.updated(row["step_seconds"])
             job.watchers.watch(row)
             job.watchers.progress("train", step, end)
+            vitals.updated(row, began)
             stall = 0.0
             if saver.is_due(step) or step == end or values.stop:
                 stall = _save(job, saver, state, step, ledger, metrics_file)
@@ -315,7 +324,7 @@ def _train(job: Job, state: TrainState, start: int, end: int, saver: checkpoint.
                 saver.check()
             if values.stop:
                 break
-            job.watchdog.phase(f"waiting for the data of step {step + 1}")
+            job.watchdog.phase(f"waiting for the data of step {step + 1}", "data")
     return Result(step, row)
 
 

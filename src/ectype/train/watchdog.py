@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ectype.errors import EXIT_HUNG
+from ectype.run.health import Stage
+
+Phase = tuple[str, Stage, float]
 
 
 class Watchdog:
@@ -18,19 +21,25 @@ class Watchdog:
     def __init__(self, limit_seconds: float, process: int, processes: int) -> None:
         self._limit_seconds = limit_seconds
         self._who = f"host {socket.gethostname()}, process {process} of {processes}"
-        self._phase, self._since = "start", time.monotonic()
+        self._phase: Phase = ("start", "other", time.monotonic())
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def phase(self, name: str) -> None:
+    def phase(self, name: str, stage: Stage = "other") -> None:
         """What the process does from now on."""
-        self._phase, self._since = name, time.monotonic()
+        self._phase = (name, stage, time.monotonic())
+
+    @property
+    def current(self) -> Phase:
+        """What it does now: name, stage, and since when by `time.monotonic`."""
+        return self._phase
 
     def _watch(self) -> None:
         while not self._done.wait(min(1.0, self._limit_seconds / 4)):
-            waited = time.monotonic() - self._since
+            name, _, since = self._phase
+            waited = time.monotonic() - since
             if waited > self._limit_seconds:
-                message = f"hung: {self._who}: {self._phase} for {waited:.0f} s, limit {self._limit_seconds:.0f} s"
+                message = f"hung: {self._who}: {name} for {waited:.0f} s, limit {self._limit_seconds:.0f} s"
                 print(message, file=sys.stderr, flush=True)
                 faulthandler.dump_traceback(all_threads=True)
                 # Not an exception: the main thread may sit in a collective that will never return.
