@@ -5,7 +5,8 @@ from typing import Any
 
 from ectype.data.audit import Audit, EpochCount, Fault
 from ectype.data.audit_record import AuditRecord, audit_record
-from ectype.report.checks import coverage_part, parity_part
+from ectype.report.coverage import coverage_part
+from ectype.report.parity import parity_part
 from ectype.weights.parity_record import ParityRecord
 
 PARITY: dict[str, Any] = {

@@ -116,7 +116,7 @@ def audit(
     order = open_order(opened, spec.data, order_cache)
     with ProgressBar() as progress:
         if run is not None:
-            record = record_audit(run, order, opened.fingerprint, progress)
+            record = record_audit(run, order, opened, spec.data, progress)
         else:
             plan = audit_plan(order, parse_host_stages(schedule, spec.duration_steps), progress)
             record = audit_record(plan, opened.fingerprint)

@@ -55,6 +55,30 @@ class EpochCount:
         return self.unread - self.unread_dropped_tail - self.unread_not_reached
 
 
+@dataclass(frozen=True)
+class StretchCount:
+    """How often the windows of one file, or of several consecutive ones, were read in one pass, by position."""
+
+    path: str | None
+    """Of the first file; null where windows are packed from the documents of several."""
+    label: str
+    files: int
+    windows: tuple[int, ...]
+    """Of each bin, in the order of window ids; so are the next."""
+    read_once: tuple[int, ...]
+    read_twice: tuple[int, ...]
+    """Windows read more than once."""
+
+
+@dataclass(frozen=True)
+class PassCoverage:
+    """The map of one pass over the corpus."""
+
+    phase: int
+    epoch: int
+    stretches: tuple[StretchCount, ...]
+
+
 @dataclass
 class Audit:
     """The verdict of an audit."""
@@ -63,6 +87,7 @@ class Audit:
     epochs: list[EpochCount] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    coverage: list[PassCoverage] = field(default_factory=list)
 
     @property
     def clean(self) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from ectype.artifacts import write_json
-from ectype.data.audit import Audit, Fault
+from ectype.data.audit import Audit, Fault, PassCoverage
 from ectype.recipe.parse import read_record
 from ectype.recipe.spec import Section
 from ectype.run.paths import RunFolder
@@ -42,6 +42,8 @@ class AuditRecord(Section):
     read_twice: int
     missed: int
     epochs: tuple[EpochRecord, ...]
+    coverage: tuple[PassCoverage, ...] = ()
+    """Maps of the faulty passes, the first and the last; empty for a plan."""
     faults: tuple[Fault, ...]
     notes: tuple[str, ...]
     fingerprint: str
@@ -59,6 +61,7 @@ def audit_record(audit: Audit, fingerprint: str) -> AuditRecord:
         read_twice=sum(epoch.read_twice for epoch in epochs),
         missed=sum(epoch.missed for epoch in epochs),
         epochs=epochs,
+        coverage=tuple(audit.coverage),
         faults=tuple(audit.faults),
         notes=tuple(audit.notes),
         fingerprint=fingerprint,

@@ -1,6 +1,6 @@
 """Prove from a run's ledger what it read: coverage from the rows and batches recorded, content from their digests."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -9,11 +9,14 @@ import numpy as np
 
 from ectype.data.audit import Audit, EpochCount, Fault, epochs_of
 from ectype.data.audit_record import AuditRecord, audit_record, write_audit
+from ectype.data.coverage import MOST_PASSES, Interval, Stretch, pass_coverage, stretches_of
 from ectype.data.digest import block_digests
 from ectype.data.ledger import Span, ledger_processes, read_records, sessions_of, spans_of
 from ectype.data.order import Order
+from ectype.data.tokenindex import TokenIndex
 from ectype.errors import EctypeError
 from ectype.progress import Progress, silent
+from ectype.recipe.spec import Data
 from ectype.run.checkpoints import newest_step
 from ectype.run.manifest import first_step
 from ectype.run.paths import RunFolder
@@ -35,7 +38,10 @@ class _Read:
     rows: np.ndarray
 
 
-def audit_run(run_dir: Path, order: Order, checkpoint_step: int = 0, progress: Progress = silent) -> Audit:
+def audit_run(
+    run_dir: Path, order: Order, checkpoint_step: int = 0, progress: Progress = silent,
+    stretches: Sequence[Stretch] | None = None,
+) -> Audit:  # fmt: skip
     """Compare what the ledger says was consumed with the order.
 
     A step counts as read where its digest equals the planned one; where it differs, its planned windows count as
@@ -44,6 +50,8 @@ def audit_run(run_dir: Path, order: Order, checkpoint_step: int = 0, progress: P
 
     Args:
         checkpoint_step: updates in the newest complete checkpoint; every host wrote its record before it was finished.
+        stretches: the files as window ids number them, to map what was read; empty where windows lie in no single
+            file. None makes no map.
 
     Raises:
         EctypeError: no ledger, or one whose files do not belong together.
@@ -70,14 +78,9 @@ def audit_run(run_dir: Path, order: Order, checkpoint_step: int = 0, progress: P
     # A crash before a flush leaves some hosts' records behind others'; resuming from the checkpoint replays those.
     end = max(min(ends.values()), checkpoint_step) if last == max(ends.values()) else last
     audit = Audit(end)
-    if taken_over:
-        audit.notes.append(f"steps 1 to {taken_over} were read by the run that this one goes on from; audit it, too")
-    if end < last:
-        audit.notes.append(f"steps {end + 1} to {last} are recorded by some hosts only; resuming replays them")
-    if damaged:
-        audit.notes.append(f"{damaged} torn or damaged records were left out")
-    audit.notes.append(f"read in {len(sessions)} session{'s' if len(sessions) > 1 else ''}")
-    for count, first in epochs_of(order, end):
+    audit.notes = _notes(taken_over, end, last, damaged, len(sessions))
+    passes = list(epochs_of(order, end))
+    for count, first in passes:
         audit.epochs.append(count)
         _cover(count, first, reads, order.batch_windows, audit)
         for process, batch, rows, why in wrong:
@@ -85,19 +88,52 @@ def audit_run(run_dir: Path, order: Order, checkpoint_step: int = 0, progress: P
                 count.read_once -= len(rows)
                 count.unread += len(rows)
                 audit.faults.append(Fault(f"not the planned windows{why}", batch + 1, batch + 1, (process,)))
+    if stretches is not None:
+        unplanned = [(batch, rows) for _, batch, rows, _ in wrong]
+        audit.coverage = [
+            pass_coverage(order, count, first, _spans(count, first, reads, order), unplanned, stretches)
+            for count, first in _mapped(passes)
+        ]
     return audit
 
 
-def record_audit(run_dir: Path, order: Order, fingerprint: str, progress: Progress = silent) -> AuditRecord:
+def _notes(taken_over: int, end: int, last: int, damaged: int, sessions: int) -> list[str]:
+    notes = []
+    if taken_over:
+        notes.append(f"steps 1 to {taken_over} were read by the run that this one goes on from; audit it, too")
+    if end < last:
+        notes.append(f"steps {end + 1} to {last} are recorded by some hosts only; resuming replays them")
+    if damaged:
+        notes.append(f"{damaged} torn or damaged records were left out")
+    return [*notes, f"read in {sessions} session{'s' if sessions > 1 else ''}"]
+
+
+def _spans(count: EpochCount, first: int, reads: Sequence[_Read], order: Order) -> list[Interval]:
+    return [interval for interval, _ in _intervals(count, first, reads, order.batch_windows)]
+
+
+def _mapped(passes: Sequence[tuple[EpochCount, int]]) -> Sequence[tuple[EpochCount, int]]:
+    """Passes to map: all of a few; of many the first, the last, and between them those not read as planned."""
+    if len(passes) <= MOST_PASSES:
+        return passes
+    faulty = [each for each in passes[1:-1] if each[0].missed or each[0].read_twice]
+    return [passes[0], *faulty[: MOST_PASSES - 2], passes[-1]]
+
+
+def record_audit(
+    run_dir: Path, order: Order, index: TokenIndex, data: Data, progress: Progress = silent
+) -> AuditRecord:
     """Audit a run as far as its ledger and its newest checkpoint go, and leave the record in its folder.
 
     Args:
-        fingerprint: of the index that `order` is over.
+        index: that `order` is over.
+        data: the run's `data` section.
 
     Raises:
         EctypeError: as `audit_run`; an earlier record then stays as it was.
     """
-    record = audit_record(audit_run(run_dir, order, newest_step(run_dir), progress), fingerprint)
+    stretches = stretches_of(index, data.packing is not None)
+    record = audit_record(audit_run(run_dir, order, newest_step(run_dir), progress, stretches), index.fingerprint)
     write_audit(run_dir, record)
     return record
 
@@ -138,25 +174,34 @@ def _explain(order: Order, batch: int, rows: np.ndarray, digest: np.ndarray) -> 
     return ""
 
 
-def _cover(count: EpochCount, first: int, reads: Sequence[_Read], batch_windows: int, audit: Audit) -> None:
-    """Count how often each row of each batch of one epoch was read, over intervals in which nothing changes."""
+def _intervals(
+    count: EpochCount, first: int, reads: Sequence[_Read], batch_windows: int
+) -> Iterator[tuple[Interval, list[_Read]]]:
+    """Stretches of one epoch's batches in which every row was read equally often, and by which processes."""
     end = first + count.steps
     inside = [read for read in reads if read.first < end and read.end > first]
     points = {first, end} | {p for read in inside for p in (read.first, read.end) if first < p < end}
-    cuts = sorted(points)
     firsts, ends = (np.array([getattr(read, name) for read in inside], np.int64) for name in ("first", "end"))
-    once = twice = 0
-    for low, high in pairwise(cuts):
+    for low, high in pairwise(sorted(points)):
         times = np.zeros(batch_windows, np.int64)
         active = [inside[n] for n in np.flatnonzero((firsts <= low) & (ends >= high))]
         for read in active:
             np.add.at(times, read.rows, 1)
-        once += (high - low) * int((times == 1).sum())
-        twice += (high - low) * int((times > 1).sum())
-        for what, rows in (("rows read by nobody", times == 0), ("rows read more than once", times > 1)):
+        yield Interval(low, high, times), active
+
+
+def _cover(count: EpochCount, first: int, reads: Sequence[_Read], batch_windows: int, audit: Audit) -> None:
+    """Count how often each row of each batch of one epoch was read."""
+    once = twice = 0
+    for span, active in _intervals(count, first, reads, batch_windows):
+        batches = span.high - span.low
+        once += batches * int((span.times == 1).sum())
+        twice += batches * int((span.times > 1).sum())
+        for what, rows in (("rows read by nobody", span.times == 0), ("rows read more than once", span.times > 1)):
             if rows.any():
                 hosts = _owners(reads, active, np.flatnonzero(rows), missing=what.endswith("nobody"))
-                audit.faults.append(Fault(f"{what}: {_ranges(np.flatnonzero(rows))}", low + 1, high, hosts))
+                where = _ranges(np.flatnonzero(rows))
+                audit.faults.append(Fault(f"{what}: {where}", span.low + 1, span.high, hosts))
     count.read_once, count.read_twice = once, twice
     count.unread = count.windows - once - twice
 

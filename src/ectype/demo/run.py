@@ -82,7 +82,7 @@ def run_demo(
         evaluations = evaluate_run(run_dir, reference, progress=progress)
         done(f"evaluated {len(evaluations)} landmarks on held-out text")
     with _stage(say) as done:
-        audit = record_audit(run_dir, order, index.fingerprint, progress)
+        audit = record_audit(run_dir, order, index, shipped.data, progress)
         done(f"audited what was read: {'every window' if audit.clean else 'NOT every window'} exactly once per pass")
     with _stage(say) as done:
         verdict, _ = compare_run(run_dir, reference, reference_noise(reference, shipped) or no_noise())

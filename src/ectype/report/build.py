@@ -6,14 +6,16 @@ from pathlib import Path
 from ectype import __version__
 from ectype.artifacts import write_bytes_atomic
 from ectype.compare.held_out_criteria import KL
-from ectype.report.checks import coverage_part, parity_part
+from ectype.report.coverage import coverage_part
 from ectype.report.judgement import criteria_part, verdict_part
 from ectype.report.markup import Part
-from ectype.report.measures import divergence_part, domains_part, landmarks_part, sets_part, training_part
+from ectype.report.measures import divergence_part, domains_part, landmarks_part, sets_part
 from ectype.report.page import page
+from ectype.report.parity import parity_part
 from ectype.report.plan import plan_part
 from ectype.report.provenance import provenance_part
 from ectype.report.records import RunRecords, load_records
+from ectype.report.training import training_part
 from ectype.run.paths import RunFolder
 
 
@@ -51,7 +53,7 @@ def _parts(records: RunRecords) -> list[Part]:
     return [
         verdict_part(records),
         criteria_part(records),
-        landmarks_part(records.evaluations, records.recipe.landmarks),
+        landmarks_part(records),
         training_part(records),
         domains_part(records.evaluations, records.disjoint),
         *([sets_part(records.sets)] if records.sets else []),

@@ -26,7 +26,8 @@ from ectype.report.markup import (
 from ectype.report.records import RunRecords
 
 _TONES: dict[str, Tone] = {SAME: "good", DIFFERENT: "bad", UNDECIDED: "open"}
-_OUTCOME_TONES: dict[Outcome, Tone] = {Outcome.HOLDS: "good", Outcome.BROKEN: "bad", Outcome.UNCLEAR: "open"}
+OUTCOME_TONES: dict[Outcome, Tone] = {Outcome.HOLDS: "good", Outcome.BROKEN: "bad", Outcome.UNCLEAR: "open"}
+"""How an outcome is shown: each tone has a sign of its own beside its colour."""
 
 
 def verdict_part(records: RunRecords) -> Part:
@@ -140,7 +141,7 @@ def _chip(criterion: Criterion) -> Html:
 
 
 def _tell(outcome: Outcome) -> Html:
-    return chip(_OUTCOME_TONES[outcome], outcome.value)
+    return chip(OUTCOME_TONES[outcome], outcome.value)
 
 
 def _row(criterion: Criterion, name: Cell, outcome: Html) -> list[Cell]:

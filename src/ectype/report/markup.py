@@ -116,13 +116,18 @@ def table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]
     )
 
 
-def figure(name: str, title: str, described: str, details: str = "") -> str:
-    """The place of plot `name`, its title and what it shows in words; `details` holds its numbers as a table."""
+def figure(name: str, title: str, described: str, details: str = "", above: str = "") -> str:
+    """The place of plot `name`, its title and what it shows in words.
+
+    Args:
+        details: its numbers as a table, folded away below it.
+        above: controls, between the words and the plot.
+    """
     numbers = f"<details><summary>The numbers</summary>{details}</details>" if details else ""
+    spoken = escape(f"{title}. {described}")
     return (
-        f'<figure class="plot"><figcaption><h3>{escape(title)}</h3><p>{escape(described)}</p></figcaption>'
-        f'<div class="canvas" data-figure="{escape(name)}" role="img" aria-label="{escape(f"{title}. {described}")}">'
-        f"</div>{numbers}</figure>"
+        f'<figure class="plot"><figcaption><h3>{escape(title)}</h3><p>{escape(described)}</p></figcaption>{above}'
+        f'<div class="canvas" data-figure="{escape(name)}" role="img" aria-label="{spoken}"></div>{numbers}</figure>'
     )
 
 

@@ -1,25 +1,20 @@
-"""The report's sections on what was measured: training loss, landmarks, domains, token KL. Records in, markup out."""
+"""The report's sections on what was measured: landmarks, domains, token KL. Records in, markup out."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 
 import numpy as np
 
-from ectype.compare.overlay import Overlay
-from ectype.compare.record import VerdictRecord
-from ectype.compare.trajectory import Differences
-from ectype.compare.trajectory_criteria import STEP_LOSS
 from ectype.evaluate.disjointness import Disjointness
 from ectype.evaluate.record import Evaluation, Summary, array
 from ectype.report import figures
+from ectype.report.kl_figure import Strip, drawn_strips, kl_distribution
 from ectype.report.markup import (
     Cell,
     Column,
     Html,
     Part,
-    bound,
-    definitions,
     fixed,
     missing,
     number,
@@ -28,90 +23,18 @@ from ectype.report.markup import (
     table,
 )
 from ectype.report.markup import figure as plot
+from ectype.report.matrix import matrix
 from ectype.report.records import RunRecords
 
 _NEARLY_ALL = 0.99
 """Share of tokens in the lowest bin from which on a distribution has no shape to show."""
 
 
-def training_part(records: RunRecords) -> Part:
-    """Our training loss over the reference's log, and how far apart they are."""
-    title, lead = "Training loss", "Our log over the reference's. Close curves are needed, but prove nothing alone."
-    run, reference, differences, overlay = (
-        records.metrics, records.reference_log, records.differences, records.overlay,
-    )  # fmt: skip
-    landmarks = records.recipe.landmarks
-    if run is None or len(run.steps) == 0:
-        none = missing("This run has logged no update.", "ectype train")
-        return Part("training", "Training", section("training", title, lead, none))
-    if reference is None or differences is None or overlay is None:
-        drawn = figures.training_loss(run.steps, run.loss, None, None, landmarks)
-        place = plot("training", "Loss per update", f"Our training loss over {len(run.steps):,} updates.")
-        why = records.reference_problem or "the reference names none, or they share no update"
-        none = missing(f"There is no log of the reference to lay it over: {why}.")
-        return Part("training", "Training", section("training", title, lead, place, none), {"training": drawn})
-    theirs = reference.loss[np.isin(reference.steps, differences.steps)]
-    drawn = figures.training_loss(
-        differences.steps,
-        theirs + differences.loss,
-        theirs,
-        _step_limit(records.verdict, overlay),
-        landmarks,
-        records.verdict.horizon.first_step_beyond if records.verdict else None,
-    )
-    described = (
-        f"Top: the reference as a broad band, ours as a thin line on it, over {overlay.steps_compared:,} updates. "
-        "Bottom: the size of their difference, one dot per update; updates whose losses are equal have none. Dotted "
-        "lines are landmarks."
-    )
-    warning = f'<p class="note" role="note">{escape(overlay.warning)}</p>' if overlay.warning else ""
-    facts = _training_facts(differences, overlay)
-    place = plot("training", "Loss per update", described)
-    return Part("training", "Training", section("training", title, lead, warning, place, facts), {"training": drawn})
-
-
-def _step_limit(verdict: VerdictRecord | None, overlay: Overlay) -> figures.Limit:
-    """What a single update's loss is judged by: the verdict's tolerance, or the floor where there is no verdict."""
-    found = [c.tolerance for c in verdict.criteria if c.name == STEP_LOSS] if verdict else []
-    if found and found[0] is not None:
-        return figures.Limit("tolerance", found[0])
-    return figures.Limit("float32 floor", overlay.raw_threshold)
-
-
-def _training_facts(differences: Differences, overlay: Overlay) -> str:
-    first = overlay.first_raw_departure_step
-    pairs: list[tuple[Cell, Cell]] = [
-        ("Largest difference", Html(f"{number(overlay.largest)} nats, at update {overlay.largest_step:,}")),
-        (
-            Html(f"First update beyond {bound(overlay.raw_threshold)} nats"),
-            "none" if first is None else f"{first:,}",
-        ),
-    ]
-    if overlay.largest_smoothed is not None:
-        width = overlay.smoothing_steps
-        pairs.append((f"Largest difference, mean of {width}", Html(f"{number(overlay.largest_smoothed)} nats")))
-    if overlay.band is not None:
-        departed = overlay.first_band_departure_step
-        words = "never" if departed is None else f"from update {departed:,} on"
-        pairs.append((f"Mean of {overlay.smoothing_steps} beyond the noise of single updates", words))
-    if differences.grad_norm is not None:
-        sizes = np.abs(differences.grad_norm)
-        worst = None if np.isnan(sizes).any() else float(np.max(sizes, initial=0.0))
-        pairs.append(("Largest difference of the gradient norm", Html(f"{number(worst)} relative")))
-    if differences.skipped is not None:
-        ours, theirs = ([f"{step:,}" for step in steps] for steps in differences.skipped)
-        same = "the same in both: " + (", ".join(ours) or "none") if ours == theirs else None
-        text = same or f"ours {', '.join(ours) or 'none'}; reference {', '.join(theirs) or 'none'}"
-        pairs.append(("Skipped updates", text))
-    if differences.absent:
-        pairs.append(("Updates that our log lacks", f"{differences.absent:,}"))
-    return definitions(pairs)
-
-
-def landmarks_part(evaluations: Mapping[int, Evaluation], due: Sequence[int]) -> Part:
-    """One row per landmark: held-out loss, bits per byte, token KL and top-1 agreement."""
+def landmarks_part(records: RunRecords) -> Part:
+    """What was measured at each landmark, with its tolerance and whether it holds; below, both sides' values."""
     title = "Landmarks"
     lead = "Our checkpoint beside the reference's, both run in JAX on the same held-out tokens."
+    evaluations = records.evaluations
     if not evaluations:
         none = missing("No landmark was evaluated.", "ectype evaluate RUN --reference REF")
         return Part("landmarks", "Landmarks", section("landmarks", title, lead, none))
@@ -126,10 +49,8 @@ def landmarks_part(evaluations: Mapping[int, Evaluation], due: Sequence[int]) ->
         Column("KL largest", "number"),
         Column("top-1 agreement", "number"),
     ]
-    rows = [
-        _landmark_row(step, evaluations[step].overall if step in evaluations else None)
-        for step in sorted(set(due) | evaluations.keys())
-    ]
+    steps = sorted({*records.recipe.landmarks, *evaluations, *records.tasks})
+    rows = [_landmark_row(step, evaluations[step].overall if step in evaluations else None) for step in steps]
     last = evaluations[max(evaluations)]
     protocol = last.protocol
     how = (
@@ -139,7 +60,8 @@ def landmarks_part(evaluations: Mapping[int, Evaluation], due: Sequence[int]) ->
         f"{protocol.kl}."
     )
     body = table("All domains together, at each landmark", columns, rows)
-    return Part("landmarks", "Landmarks", section("landmarks", title, lead, body, f'<p class="fine">{how}</p>'))
+    fine = f'<p class="fine">{escape(how)}</p>'
+    return Part("landmarks", "Landmarks", section("landmarks", title, lead, matrix(records, steps), body, fine))
 
 
 def _landmark_row(step: int, summary: Summary | None) -> list[Cell]:
@@ -251,25 +173,41 @@ def divergence_part(evaluations: Mapping[int, Evaluation], tolerance_nats: float
     if not evaluations:
         return Part("kl", "Token KL", section("kl", title, lead, missing("No landmark was evaluated.")))
     steps = sorted(evaluations)
-    overall = [evaluations[step].overall for step in steps]
-    levels = {
-        "mean": [_float(s.kl_mean) for s in overall],
-        "99th percentile": [_float(s.kl_p99) for s in overall],
-        "largest": [_float(s.kl_max) for s in overall],
-    }
+    levels = {step: _kl_levels(evaluations[step].overall) for step in steps}
+    by_level = {name: [levels[step][name] for step in steps] for name in ("mean", "99th percentile", "largest")}
     shares, lowest, per_decade = _kl_shares(evaluations)
     unmoved = [step for step, found in shares.items() if found[0] > _NEARLY_ALL]
+    moved = [Strip(step, shares[step], levels[step]) for step in steps if step not in unmoved]
+    strips = drawn_strips(moved)
     drawn = {
-        "kl-landmarks": figures.kl_by_landmark(steps, levels, tolerance_nats),
-        "kl-distribution": figures.kl_distribution(
-            {step: found for step, found in shares.items() if step not in unmoved}, lowest, per_decade
-        ),
+        "kl-landmarks": figures.kl_by_landmark(steps, by_level, tolerance_nats),
+        "kl-distribution": kl_distribution(strips, lowest, per_decade),
     }
+    drawn["kl-landmarks"]["layout"]["height"] = drawn["kl-distribution"]["layout"]["height"]
     left_out = "".join(f" Update {step:,} is left out: nearly all of its KL is 0." for step in unmoved)
+    if len(strips) < len(moved):
+        left_out += f" {len(strips)} of {len(moved)} landmarks are drawn, evenly spread; the table holds all."
+    rows: list[list[Cell]] = [
+        [f"{step:,}", *(Html(number(value)) for value in levels[step].values())] for step in steps
+    ]
+    names = ["after update", *(f"{name}, nats" for name in levels[steps[0]])]
+    numbers = table(
+        "Token KL at each landmark", [Column(n, "number" if i else "text") for i, n in enumerate(names)], rows
+    )
     places = plot("kl-landmarks", "At each landmark", "A level of exactly zero has no place on the logarithmic axis.")
-    shown = f"Share of held-out tokens by size of their KL; ten steps to a decade.{left_out}"
+    shown = f"Share of held-out tokens by size of their KL, in steps of a tenth of a decade.{left_out}"
     places += plot("kl-distribution", "Over tokens", shown)
-    return Part("kl", "Token KL", section("kl", title, lead, f'<div class="plots">{places}</div>'), drawn)
+    folded = f'<details class="card"><summary>The numbers</summary>{numbers}</details>'
+    return Part("kl", "Token KL", section("kl", title, lead, f'<div class="plots">{places}</div>', folded), drawn)
+
+
+def _kl_levels(summary: Summary) -> dict[str, float]:
+    return {
+        "mean": _float(summary.kl_mean),
+        "median": _float(summary.kl_median),
+        "99th percentile": _float(summary.kl_p99),
+        "largest": _float(summary.kl_max),
+    }
 
 
 def _kl_shares(evaluations: Mapping[int, Evaluation]) -> tuple[dict[int, list[float]], float, int]:

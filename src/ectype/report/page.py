@@ -30,6 +30,7 @@ def page(title: str, heading: str, subtitle: str, footer: str, parts: Sequence[P
         "sections": "\n".join(part.markup for part in parts),
         "style": (_HERE / "style.css").read_text(encoding="utf-8"),
         "plots": (_HERE / "plots.js").read_text(encoding="utf-8"),
+        "controls": (_HERE / "controls.js").read_text(encoding="utf-8"),
         "plotly": _plotly_script(),
         "figures": json.dumps(drawn, allow_nan=False).replace("<", "\\u003c"),
     }

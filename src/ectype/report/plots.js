@@ -1,6 +1,7 @@
 // Draws the figures that the page holds as JSON, in the colours of the theme in force: on load, when the theme
-// changes, and in light colours for paper. A colour "@role" in a figure is the page's custom property --role.
-(() => {
+// changes, and in light colours for paper. A colour "@role" in a figure is the page's custom property --role. What the
+// reader chose (a view, a range of updates) is kept in `chosen`, and each drawing is made from it.
+const reportPlots = (() => {
   "use strict";
   const root = document.documentElement;
   const figures = JSON.parse(document.getElementById("figures").textContent);
@@ -56,6 +57,19 @@
     modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
   });
 
+  const chosen = { view: "raw", updates: null };
+
+  const shown = (trace) => {
+    const view = trace.meta?.view;
+    return view === undefined || chosen.view === "both" || chosen.view === view;
+  };
+
+  const ranged = (layout) => {
+    if (layout.meta?.linked !== "updates") return layout;
+    const range = chosen.updates ? { range: [...chosen.updates], autorange: false } : { autorange: true };
+    return { ...layout, xaxis: { ...layout.xaxis, ...range } };
+  };
+
   const draw = () => {
     const style = getComputedStyle(root);
     const narrow = window.innerWidth < 740;
@@ -63,14 +77,17 @@
       places.map((place) => {
         const figure = figures[place.dataset.figure];
         place.style.height = figure.layout.height + "px";
-        return Plotly.react(place, painted(figure.data, style), layoutOf(figure, style, narrow), config(narrow));
+        const data = painted(figure.data, style).map((trace) => ({ ...trace, visible: shown(trace) }));
+        return Plotly.react(place, data, ranged(layoutOf(figure, style, narrow)), config(narrow));
       }),
     ).then((drawn) => (root.dataset.drawn = String(drawn.length)));
   };
 
-  draw();
+  const ready = draw();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   matchMedia("(max-width: 739px)").addEventListener("change", draw);
   window.addEventListener("beforeprint", () => { root.dataset.paper = ""; draw(); });
   window.addEventListener("afterprint", () => { delete root.dataset.paper; draw(); });
+  const linked = places.filter((place) => figures[place.dataset.figure].layout.meta?.linked === "updates");
+  return { chosen, draw, linked, ready };
 })();

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ectype.compare.overlay import Overlay, overlay
+from ectype.compare.overlay import Band, Overlay, deviation_band, overlay
 from ectype.compare.record import VerdictRecord, changed_since, read_verdict
 from ectype.compare.tolerances import load_floors
 from ectype.compare.trajectory import Differences, difference
@@ -19,6 +19,7 @@ from ectype.recipe.spec import Recipe
 from ectype.run.manifest import Manifest, first_step, load_run_recipe, read_manifest
 from ectype.run.metrics import read_metrics
 from ectype.run.paths import RunFolder
+from ectype.tasks.record import TaskEvaluation, read_tasks
 from ectype.weights.parity_record import ParityRecord, read_parity
 
 
@@ -33,6 +34,8 @@ class RunRecords:
     evaluations: Mapping[int, Evaluation]
     sets: Mapping[str, Mapping[int, Evaluation]]
     """Evaluations on further held-out sets, by name."""
+    tasks: Mapping[int, TaskEvaluation]
+    """Downstream tasks by step."""
     disjoint: Disjointness | None
     verdict: VerdictRecord | None
     changed_since_verdict: tuple[str, ...]
@@ -43,6 +46,8 @@ class RunRecords:
     reference_log: TrainingLog | None
     differences: Differences | None
     overlay: Overlay | None
+    band: Band | None
+    """Trailing means of the differences, and what the noise of single updates allows them."""
     audit: AuditRecord | None
     parity: ParityRecord | None
     plan: PlanRecord | None
@@ -71,6 +76,7 @@ def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords
         metrics=metrics,
         evaluations=read_evaluations(run_dir),
         sets=_read_sets(run_dir),
+        tasks=_read_tasks(run_dir),
         disjoint=read_disjointness(run_dir) if run.disjoint.is_file() else None,
         verdict=verdict,
         changed_since_verdict=() if verdict is None else changed_since(run_dir, verdict, recipe_hash(recipe)),
@@ -79,6 +85,7 @@ def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords
         reference_log=log,
         differences=differences,
         overlay=verdict.overlay if verdict else _overlay(differences, recipe.duration_steps - first),
+        band=deviation_band(differences, recipe.duration_steps - first) if differences else None,
         audit=read_audit(run_dir) if run.audit.is_file() else None,
         parity=read_parity(run_dir) if run.parity.is_file() else None,
         plan=read_plan(run_dir) if run.plan.is_file() else None,
@@ -110,3 +117,8 @@ def _read_sets(run_dir: Path) -> dict[str, dict[int, Evaluation]]:
         if found.step is not None:
             sets.setdefault(name, {})[found.step] = found
     return sets
+
+
+def _read_tasks(run_dir: Path) -> dict[int, TaskEvaluation]:
+    found = [read_tasks(path) for path in RunFolder(run_dir).task_evaluations()]
+    return {evaluation.step: evaluation for evaluation in found if evaluation.step is not None}
