@@ -132,6 +132,27 @@ def test_each_measure_is_printed_as_it_was_recorded(compared: Path, page: str) -
     assert "the same in both: 238, 282, 434" in text
 
 
+def test_the_inputs_the_environment_and_the_sessions_are_named(compared: Path, page: str) -> None:
+    records = load_records(compared)
+    assert records.run is not None
+    assert records.verdict is not None
+    text, inputs = _visible(page), records.evaluations[640].inputs
+    hashes = [inputs.ours, inputs.reference, inputs.tokenizer, *inputs.held_out.values()]
+    for known in (
+        *hashes,
+        records.run.index_fingerprint,
+        records.verdict.recipe_hash,
+        *records.verdict.evidence.values(),
+    ):
+        if known is not None:
+            assert known in text
+    assert f"Evaluated by Ectype {inputs.ectype}" in text
+    for value in records.run.environment.model_dump().values():
+        if isinstance(value, str):
+            assert value in text
+    assert ("Starts of the program" in text) == bool(records.run.sessions)
+
+
 def test_the_drawn_limit_is_the_one_that_judged(compared: Path) -> None:
     records = load_records(compared)
     assert records.verdict is not None

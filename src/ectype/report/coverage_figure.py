@@ -40,8 +40,7 @@ def coverage_map(strips: Sequence[Strip]) -> Figure:
     layout: Figure = {
         "height": 105 + _STRIP_PIXELS * len(strips),
         "hovermode": "x unified",
-        "xaxis": axis_of("windows, in the order of the index")
-        | {"range": [0, max(strip.ends[-1] for strip in strips)]},
+        "xaxis": axis_of("windows, in index order") | {"range": [0, max(strip.ends[-1] for strip in strips)]},
         "annotations": [],
     }
     for place, strip in enumerate(strips):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ectype.report.strokes import (
     DOMAIN_ROLES,
+    LINKED,
     Figure,
     axis_of,
     landmark_axis,
@@ -62,7 +63,8 @@ def held_out_loss(
             band | {"opacity": 0.28, "showlegend": False, "legendgroup": domain},
             line | {"legendgroup": domain},
         ]
-    return {"data": data, "layout": {"height": 420, "xaxis": steps_axis(), "yaxis": axis_of("nats per token")}}
+    layout = {"height": 420, "meta": LINKED, "xaxis": steps_axis(), "yaxis": axis_of("nats per token")}
+    return {"data": data, "layout": layout}
 
 
 def kl_by_landmark(steps: Sequence[int], levels: Mapping[str, Sequence[float]], tolerance_nats: float | None) -> Figure:

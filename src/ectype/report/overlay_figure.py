@@ -11,10 +11,8 @@ import numpy as np
 
 from ectype.compare.overlay import Band
 from ectype.compare.trajectory import smooth
-from ectype.report.strokes import Figure, axis_of, line_trace, note_at, steps_axis, thinned, vertical
+from ectype.report.strokes import LINKED, Figure, axis_of, line_trace, note_at, steps_axis, thinned, vertical
 
-LINKED = {"linked": "updates"}
-"""Figures whose horizontal axis counts updates show the same range."""
 _NOTE_STEP = 0.055
 _LEAST_MEAN_NATS = 1e-12
 """A trailing mean of differences that cancel is what summing in float64 leaves; below this it says nothing."""

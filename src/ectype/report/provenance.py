@@ -22,6 +22,9 @@ def provenance_part(records: RunRecords) -> Part:
         environment = _titled("Environment", definitions(list(_flat(shown))))
         environment += _sessions(records.run.sessions)
         details += _folded("The placement", to_yaml(records.run.placement))
+    if records.verdict is not None:
+        evidence = "\n".join(f"{value}  {name}" for name, value in records.verdict.evidence.items())
+        details += _folded("Files that the verdict rests on, SHA-256", evidence)
     inputs = _titled("Inputs", definitions(_inputs(records)))
     return Part("provenance", "Provenance", section("provenance", title, lead, inputs, environment, details))
 
@@ -39,13 +42,18 @@ def _inputs(records: RunRecords) -> list[tuple[Cell, Cell]]:
     last = records.evaluations[max(records.evaluations)]
     hashes = {"Our weights": last.inputs.ours, "The reference's weights": last.inputs.reference}
     hashes |= {f"Held-out text, {name}": value for name, value in last.inputs.held_out.items()}
+    for name, evaluations in records.sets.items():
+        further = evaluations[max(evaluations)].inputs.held_out
+        hashes |= {f"Held-out text, {name}, {domain}": value for domain, value in further.items()}
+    if last.inputs.reference_padded_rows:
+        hashes["The reference's padded rows"] = last.inputs.reference_padded_rows
     if last.inputs.tokenizer:
         hashes["Tokenizer"] = last.inputs.tokenizer
     rows: list[tuple[Cell, Cell]] = [
-        (f"{name}, SHA-256{f' at update {last.step:,}' if 'weights' in name else ''}", code(value))
+        (f"{name}, SHA-256{f' at update {last.step:,}' if 'weights' in name or 'rows' in name else ''}", code(value))
         for name, value in hashes.items()
     ]
-    return pairs + rows
+    return [*pairs, *rows, ("Evaluated by", f"Ectype {last.inputs.ectype}")]
 
 
 def _folded(title: str, text: str) -> str:

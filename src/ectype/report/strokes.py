@@ -16,6 +16,9 @@ MOST_POINTS = 4000
 DOMAIN_ROLES = ("@one", "@two", "@three", "@four", "@five", "@six")
 DOMAIN_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star-triangle-down")
 
+LINKED = {"linked": "updates"}
+"""`meta` of a layout: figures whose horizontal axis counts updates show the same range."""
+
 
 def thinned(*series_N: np.ndarray, most_points: int = MOST_POINTS) -> np.ndarray:
     """Indices [M <= most_points] into series of one length that keep each one's extremes in every stretch.
