@@ -18,6 +18,7 @@ _SECRET_VALUE = re.compile(
     r"|AIza[\w-]{30,}|ya29\.[\w-]+|eyJ[\w-]{16,}\.[\w-]+|hooks\.slack\.com/services/|-----BEGIN [A-Z ]*PRIVATE KEY"
     r"|://[^/\s:@]+:[^/\s@]+@"
 )
+_SECRET_PLACE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -101,6 +102,25 @@ def check_environment(pairs: tuple[str, ...]) -> dict[str, str]:
         check_argument(value)
         found[name] = value
     return found
+
+
+def check_secrets(references: tuple[str, ...]) -> tuple[tuple[str, str, str], ...]:
+    """`NAME=SECRET:KEY` references to Kubernetes secrets as variable, secret and key.
+
+    Raises:
+        EctypeError: another form, as a secret itself has.
+    """
+    found = []
+    for reference in references:
+        name, _, place = reference.partition("=")
+        secret, _, key = place.partition(":")
+        if not _NAME.fullmatch(name) or not _SECRET_PLACE.fullmatch(secret) or not re.fullmatch(r"[-._\w]+", key):
+            raise EctypeError(
+                f"--secret-env {name}=...", "NAME=SECRET:KEY, where SECRET is the name of a Kubernetes secret",
+                "make one with `kubectl create secret generic SECRET --from-file=KEY=FILE`",
+            )  # fmt: skip
+        found.append((name, secret, key))
+    return tuple(found)
 
 
 def shell_text(arguments: list[str]) -> str:

@@ -93,9 +93,7 @@ def keep(folder: JobFolder) -> None:
     ending = _Ending()
 
     def asked(number: int, frame: Any) -> None:
-        for one in watched:
-            if one.process.poll() is None:
-                one.process.send_signal(signal.SIGTERM)
+        _terminate(watched)
         ending.begin(plan["stop_seconds"])
 
     signal.signal(signal.SIGTERM, asked)
@@ -136,6 +134,9 @@ def _look(watched: list[_Watched], ending: _Ending, plan: dict[str, Any]) -> Non
     for one in sorted(new, key=lambda one: one.process.returncode >= 0):
         one.order = len(ending.ended)
         ending.ended.append(one.process.returncode)
+        if one.process.returncode == EXIT_STOPPED and ending.since is None:
+            # One that stopped before it met the others could not tell them.
+            _terminate(watched)
         if one.process.returncode != EXIT_DONE:
             ending.begin(plan["stop_seconds"] if one.process.returncode == EXIT_STOPPED else plan["failure_seconds"])
     if ending.since is None or time.monotonic() - ending.since <= ending.patience_seconds:
@@ -144,6 +145,13 @@ def _look(watched: list[_Watched], ending: _Ending, plan: dict[str, Any]) -> Non
         if one.process.poll() is None and not one.ended_by_keeper:
             one.ended_by_keeper = True
             one.process.kill()
+
+
+def _terminate(watched: list[_Watched]) -> None:
+    """Ask all that live to save and end; a second request changes nothing."""
+    for one in watched:
+        if one.process.poll() is None:
+            one.process.send_signal(signal.SIGTERM)
 
 
 def _free_port() -> int:

@@ -18,6 +18,12 @@ PRIORITIES = ("very-low", "low", "medium", "high", "very-high")
 MOST_CHARACTERS_OF_A_NAME = 28
 """Of a job, attempt included: xpk's limit for slices made of several cubes; it is 40 elsewhere."""
 _CHARACTERS_OF_AN_ATTEMPT = 6
+_PLACEMENTS = {
+    ("tpu7x-512", 1): "tpu7x-4x8x8", ("tpu7x-4x8x8", 1): "tpu7x-4x8x8", ("tpu7x-128", 1): "tpu7x-4x4x4",
+    ("tpu7x-4x4x4", 1): "tpu7x-4x4x4", ("tpu7x-128", 2): "tpu7x-4x4x4-two-slices",
+    ("tpu7x-4x4x4", 2): "tpu7x-4x4x4-two-slices", ("v5p-256", 1): "v5p-4x4x8", ("v5p-4x4x8", 1): "v5p-4x4x8",
+}  # fmt: skip
+"""Shipped placement by device type and slices. xpk counts cores, of which v5p and Ironwood have two a chip."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _TPU = re.compile(r"(tpu\d+x?|v\d+[a-z]*|v5litepod)-(\d+|\d+(x\d+){1,2})")
 
@@ -97,6 +103,37 @@ def check_priority(priority: str) -> str:
     if priority not in PRIORITIES:
         raise EctypeError(f"--priority {priority!r}", f"one of {', '.join(PRIORITIES)}", "choose one of these")
     return priority
+
+
+def placement_for(device_type: str, num_slices: int) -> str:
+    """The shipped placement of a slice, so that the case study's users need not name one.
+
+    Raises:
+        EctypeError: none ships for it.
+    """
+    found = _PLACEMENTS.get((device_type, num_slices))
+    if found is None:
+        known = ", ".join(f"{kind}{f' x {count}' if count > 1 else ''}" for kind, count in _PLACEMENTS)
+        raise EctypeError(
+            f"no --placement, and none ships for {num_slices} x {device_type!r}", f"a placement, or one of {known}",
+            "give --placement NAME_OR_PATH; `ectype plan` says whether it fits",
+        )  # fmt: skip
+    return found
+
+
+def parse_volumes(flag: str, pairs: list[str] | None) -> tuple[tuple[str, str], ...]:
+    """`NAME=/PATH` pairs.
+
+    Raises:
+        EctypeError: another form.
+    """
+    found = []
+    for pair in pairs or ():
+        name, _, path = pair.partition("=")
+        if not re.fullmatch(r"[a-z0-9][-a-z0-9._]*", name) or not path.startswith("/"):
+            raise EctypeError(f"{flag} {pair!r}", "NAME=/PATH", "say what is mounted where, without gs://")
+        found.append((name, path))
+    return tuple(found)
 
 
 def parse_slice(text: str) -> Slice:

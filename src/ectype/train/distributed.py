@@ -10,7 +10,13 @@ from ectype.errors import EctypeError
 
 HEARTBEAT_TIMEOUT_SECONDS = 60
 """After this long without a sign of a process, the runtime ends all others."""
-_AUTO_DETECTED = ("SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATOR_ADDRESS")
+# `srun` sets Slurm's name for its steps; a batch script alone has no processes to find.
+_AUTO_DETECTED = (
+    "SLURM_STEP_NODELIST",
+    "OMPI_COMM_WORLD_SIZE",
+    "TPU_WORKER_HOSTNAMES",
+    "MEGASCALE_COORDINATOR_ADDRESS",
+)
 
 
 def join(coordinator: str | None, processes: int | None, process: int | None) -> None:

@@ -1,0 +1,175 @@
+"""`ectype launch slurm` and `ectype launch manifest`: a job as a file, for schedulers that restart by themselves."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ectype.cli import launch_options as options
+from ectype.cli.output import JSON_OPTION, REMAP_OPTION, emit, verb
+
+slurm_app = typer.Typer(
+    help="Run a recipe under Slurm. Example: ectype launch slurm submit toy-calm --run runs/calm", no_args_is_help=True
+)
+RUN_OPTION = typer.Option("--run", help="Run folder, as the job sees it.")
+SCRIPT_OPTION = typer.Option("--script", help="Write the script here. Default: NAME.sbatch.")
+SUBMIT_OPTION = typer.Option("--submit", help="Hand it to sbatch at once.")
+NAME_OPTION = typer.Option("--name", envvar="XPK_RUN_NAME", help="Name of the job. Default: from the run folder.")
+OUT_OPTION = typer.Option("--out", help="Write the manifest here. Default: standard output.")
+QUEUE_OPTION = typer.Option("--queue", help="Kueue's LocalQueue.")
+DEVICE_OPTION = typer.Option(
+    "--device-type", envvar="XPK_DEVICE_TYPE", help="TPU slice as CHIP-TOPOLOGY: tpu7x-4x8x8, v5p-4x4x8."
+)
+SECRET_OPTION = typer.Option("--secret-env", metavar="NAME=SECRET:KEY", help="Variable from a Kubernetes secret.")
+BUCKET_OPTION = typer.Option("--bucket", metavar="BUCKET=PATH", help="Mount a bucket through GCS FUSE; may repeat.")
+CLAIM_OPTION = typer.Option("--claim", metavar="CLAIM=PATH", help="Mount a persistent volume claim; may repeat.")
+ENV_OPTION = typer.Option("--env", metavar="NAME=VALUE", help="Environment of the job; no secrets. May repeat.")
+RESTARTS_OPTION = typer.Option("--failures", min=0, help="Restarts after failures; preemptions do not count.")
+
+
+@slurm_app.command("submit")
+@verb
+def slurm_submit(
+    recipe: Annotated[str, options.RECIPE_ARGUMENT],
+    run: Annotated[Path, RUN_OPTION],
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
+    tasks_per_node: Annotated[int, typer.Option(min=1, help="Processes on each.")] = 1,
+    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="GPUs of each.")] = None,
+    cpus_per_task: Annotated[int | None, typer.Option(min=1, help="Cores of each process.")] = None,
+    time_limit: Annotated[str | None, typer.Option(help="As Slurm's --time.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
+    account: Annotated[str | None, typer.Option(help="Account.")] = None,
+    container: Annotated[str | None, typer.Option(help="Image for pyxis.")] = None,
+    log_folder: Annotated[str, typer.Option(help="Folder of the logs; it must exist.")] = ".",
+    env: Annotated[list[str] | None, ENV_OPTION] = None,
+    name: Annotated[str | None, NAME_OPTION] = None,
+    script: Annotated[Path | None, SCRIPT_OPTION] = None,
+    submit: Annotated[bool, SUBMIT_OPTION] = False,
+    target_steps: Annotated[int | None, options.TARGET_OPTION] = None,
+    placement: Annotated[str, options.PLACEMENT_OPTION] = "gpu-8xh100",
+    overrides: Annotated[list[str] | None, options.SET_OPTION] = None,
+    placement_overrides: Annotated[list[str] | None, options.PLACEMENT_SET_OPTION] = None,
+    index: Annotated[str | None, options.INDEX_OPTION] = None,
+    remap: Annotated[list[str] | None, REMAP_OPTION] = None,
+    weights: Annotated[str | None, options.WEIGHTS_OPTION] = None,
+    padded_rows: Annotated[str | None, options.PADDED_ROWS_OPTION] = None,
+    source: Annotated[str | None, options.SOURCE_OPTION] = None,
+    dry_run: Annotated[bool, options.DRY_RUN_OPTION] = False,
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Write a job script, or submit it. Example: ectype launch slurm submit toy-calm --run runs/calm --nodes 2"""
+    from ectype.launch.command import check_environment
+    from ectype.launch.settings import check_name, name_from
+    from ectype.launch.slurm import SlurmJob, slurm_script
+
+    job = SlurmJob(
+        check_name(name) if name else name_from(str(run)), nodes, tasks_per_node, gpus_per_node, cpus_per_task,
+        time_limit, partition, account, log_folder, container=container,
+        environment=tuple(check_environment(tuple(env or ())).items()),
+    )  # fmt: skip
+    text = slurm_script(job, _training(dict(locals())))
+    path = script or Path(f"{job.name}.sbatch")
+    if dry_run:
+        print(text, end="")
+        return
+    record = _write_and_submit(path, text, submit)
+    emit(record, json_output, lambda: print(record.get("answer") or f"{path} is written; submit it with sbatch {path}"))
+
+
+def _write_and_submit(path: Path, text: str, submit: bool) -> dict[str, Any]:
+    from ectype.artifacts import write_bytes_atomic
+    from ectype.errors import EctypeError
+    from ectype.launch.command import call
+
+    write_bytes_atomic(path, text.encode())
+    if not submit:
+        return {"script": str(path)}
+    ran = call(["sbatch", str(path)])
+    if ran.code != 0:
+        raise EctypeError(f"sbatch {path}: {ran.last_words}", "a submitted job", "see sbatch's words above")
+    return {"script": str(path), "answer": ran.output.strip()}
+
+
+@verb
+def manifest(
+    recipe: Annotated[str, options.RECIPE_ARGUMENT],
+    run: Annotated[str, typer.Option("--run", help="Run folder, as the job sees it, below a mounted volume.")],
+    image: Annotated[str, typer.Option("--image", envvar="ECTYPE_IMAGE", help="Container image with Ectype in it.")],
+    queue: Annotated[str, QUEUE_OPTION],
+    device_type: Annotated[str | None, DEVICE_OPTION] = None,
+    num_slices: Annotated[int, typer.Option(envvar="XPK_NUM_SLICES", min=1, help="TPU slices.")] = 1,
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of each node, instead of a TPU slice.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes with GPUs.")] = 1,
+    name: Annotated[str | None, NAME_OPTION] = None,
+    namespace: Annotated[str, typer.Option(help="Kubernetes namespace.")] = "default",
+    priority: Annotated[str | None, typer.Option(envvar="XPK_PRIORITY", help="Priority class.")] = None,
+    service_account: Annotated[str | None, typer.Option(help="Kubernetes service account.")] = None,
+    env: Annotated[list[str] | None, ENV_OPTION] = None,
+    secret_env: Annotated[list[str] | None, SECRET_OPTION] = None,
+    bucket: Annotated[list[str] | None, BUCKET_OPTION] = None,
+    claim: Annotated[list[str] | None, CLAIM_OPTION] = None,
+    failures: Annotated[int, RESTARTS_OPTION] = 5,
+    out: Annotated[Path | None, OUT_OPTION] = None,
+    target_steps: Annotated[int | None, options.TARGET_OPTION] = None,
+    placement: Annotated[str | None, options.PLACEMENT_OPTION] = None,
+    overrides: Annotated[list[str] | None, options.SET_OPTION] = None,
+    placement_overrides: Annotated[list[str] | None, options.PLACEMENT_SET_OPTION] = None,
+    index: Annotated[str | None, options.INDEX_OPTION] = None,
+    remap: Annotated[list[str] | None, REMAP_OPTION] = None,
+    weights: Annotated[str | None, options.WEIGHTS_OPTION] = None,
+    padded_rows: Annotated[str | None, options.PADDED_ROWS_OPTION] = None,
+    source: Annotated[str | None, options.SOURCE_OPTION] = None,
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Write a JobSet for Kueue. Example: ectype launch manifest toy-calm --run /mnt/calm --image IMAGE --queue Q ..."""
+    from ectype.launch.manifest import jobset, manifest_text
+    from ectype.launch.settings import check_in_image, placement_for
+
+    given = dict(locals())
+    if placement is None:
+        given["placement"] = "gpu-8xh100" if gpus else placement_for(device_type or "", num_slices)
+    check_in_image(recipe, given["placement"])
+    plan, training = _plan(given), _training(given)
+    text = manifest_text(plan, training)
+    if out is not None:
+        from ectype.artifacts import write_bytes_atomic
+
+        write_bytes_atomic(out, text.encode())
+        print(f"{out} is written; apply it with kubectl apply -f {out}", file=sys.stderr)
+    emit({"manifest": jobset(plan, training)}, json_output, lambda: None if out else print(text, end=""))
+
+
+def _plan(given: dict[str, Any]) -> Any:
+    from ectype.launch.command import check_argument, check_environment, check_secrets
+    from ectype.launch.manifest import JobSetPlan, gpu_machines, tpu_machines
+    from ectype.launch.settings import check_name, name_from, parse_volumes, require
+
+    if given["gpus"] is None:
+        require({"device_type": given["device_type"]})
+        machines = tpu_machines(given["device_type"], given["num_slices"])
+    else:
+        machines = gpu_machines(given["gpus"], given["nodes"])
+    check_argument(given["image"])
+    name = check_name(given["name"]) if given["name"] else name_from(given["run"])
+    return JobSetPlan(
+        name, given["image"], given["queue"], machines,
+        given["namespace"], given["priority"], tuple(check_environment(tuple(given["env"] or ())).items()),
+        check_secrets(tuple(given["secret_env"] or ())), parse_volumes("--bucket", given["bucket"]),
+        parse_volumes("--claim", given["claim"]), given["service_account"], given["failures"],
+    )  # fmt: skip
+
+
+def _training(given: dict[str, Any]) -> Any:
+    from ectype.launch.command import Training
+    from ectype.launch.settings import check_target
+
+    overrides = tuple(given["overrides"] or ())
+    check_target(given["recipe"], overrides, given["target_steps"] or 1)
+    training = Training(
+        given["recipe"], str(given["run"]), given["placement"], overrides, tuple(given["placement_overrides"] or ()),
+        given["index"], tuple(given["remap"] or ()), given["weights"], given["padded_rows"], given["source"],
+        given["target_steps"],
+    )  # fmt: skip
+    training.arguments()
+    return training

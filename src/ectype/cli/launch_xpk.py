@@ -1,0 +1,302 @@
+"""`ectype launch xpk`: jobs on a GKE cluster through xpk, supervised until the run is done."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ectype.cli import launch_options as options
+from ectype.cli.output import JSON_OPTION, REMAP_OPTION, emit, verb
+
+app = typer.Typer(
+    help="Run a recipe on an xpk cluster. Example: ectype launch xpk submit olmo3-7b-stage1 --dry-run",
+    no_args_is_help=True,
+)  # fmt: skip
+NAME_OPTION = typer.Option("--name", envvar="XPK_RUN_NAME", help="Name of the run and beginning of its jobs' names.")
+BASE_OPTION = typer.Option(
+    "--base", envvar="XPK_BASE_OUTPUT_DIR", help="Folder of runs, as gs://BUCKET/FOLDER or the job's path."
+)
+MOUNT_OPTION = typer.Option("--mount", metavar="GS=PATH", help="Where a job has a bucket: gs://BUCKET=/PATH.")
+CLUSTER_OPTION = typer.Option("--cluster", envvar="XPK_CLUSTER", help="Name of the cluster.")
+PROJECT_OPTION = typer.Option("--project", envvar="XPK_PROJECT", help="Its project.")
+ZONE_OPTION = typer.Option("--zone", envvar="XPK_ZONE", help="Zone of its machines.")
+LOCATION_OPTION = typer.Option("--location", help="Location of its control plane. Default: the zone's region.")
+NAMESPACE_OPTION = typer.Option("--namespace", help="Kubernetes namespace.")
+DEVICE_OPTION = typer.Option("--device-type", envvar="XPK_DEVICE_TYPE", help="As xpk names it: tpu7x-512, v5p-256.")
+SLICES_OPTION = typer.Option("--num-slices", envvar="XPK_NUM_SLICES", min=1, help="Slices of it.")
+PRIORITY_OPTION = typer.Option("--priority", envvar="XPK_PRIORITY", help="very-low, low, medium, high, very-high.")
+IMAGE_OPTION = typer.Option("--image", envvar="ECTYPE_IMAGE", help="Container image with Ectype in it.")
+STORAGE_OPTION = typer.Option("--storage", help="Volume that `xpk storage attach` made known; may repeat.")
+ENV_OPTION = typer.Option("--env", metavar="NAME=VALUE", help="Environment of the job; no secrets. May repeat.")
+OR_SMALLER_OPTION = typer.Option(
+    "--or-smaller", metavar="TYPE[*N]=PLACEMENT", help="Slice to make do with, as tpu7x-128=tpu7x-4x4x4; may repeat."
+)
+RESERVATION_OPTION = typer.Option("--reservation", help="Reservation to use.")
+CAPACITY_OPTION = typer.Option("--capacity", help="on-demand, spot or flex.")
+GRACE_OPTION = typer.Option("--grace-seconds", min=1, help="Time for a save before a job is ended.")
+LINES_OPTION = typer.Option("--lines", min=1, help="Lines of the log.")
+
+
+@app.command()
+@verb
+def submit(
+    recipe: Annotated[str, options.RECIPE_ARGUMENT],
+    name: Annotated[str | None, NAME_OPTION] = None,
+    base: Annotated[str | None, BASE_OPTION] = None,
+    mount: Annotated[list[str] | None, MOUNT_OPTION] = None,
+    cluster: Annotated[str | None, CLUSTER_OPTION] = None,
+    project: Annotated[str | None, PROJECT_OPTION] = None,
+    zone: Annotated[str | None, ZONE_OPTION] = None,
+    location: Annotated[str | None, LOCATION_OPTION] = None,
+    namespace: Annotated[str, NAMESPACE_OPTION] = "default",
+    device_type: Annotated[str | None, DEVICE_OPTION] = None,
+    num_slices: Annotated[int, SLICES_OPTION] = 1,
+    priority: Annotated[str, PRIORITY_OPTION] = "medium",
+    image: Annotated[str | None, IMAGE_OPTION] = None,
+    storage: Annotated[list[str] | None, STORAGE_OPTION] = None,
+    env: Annotated[list[str] | None, ENV_OPTION] = None,
+    reservation: Annotated[str | None, RESERVATION_OPTION] = None,
+    capacity: Annotated[str | None, CAPACITY_OPTION] = None,
+    grace_seconds: Annotated[int, GRACE_OPTION] = 300,
+    target_steps: Annotated[int | None, options.TARGET_OPTION] = None,
+    placement: Annotated[str | None, options.PLACEMENT_OPTION] = None,
+    overrides: Annotated[list[str] | None, options.SET_OPTION] = None,
+    placement_overrides: Annotated[list[str] | None, options.PLACEMENT_SET_OPTION] = None,
+    index: Annotated[str | None, options.INDEX_OPTION] = None,
+    remap: Annotated[list[str] | None, REMAP_OPTION] = None,
+    weights: Annotated[str | None, options.WEIGHTS_OPTION] = None,
+    padded_rows: Annotated[str | None, options.PADDED_ROWS_OPTION] = None,
+    source: Annotated[str | None, options.SOURCE_OPTION] = None,
+    state: Annotated[Path | None, options.STATE_OPTION] = None,
+    dry_run: Annotated[bool, options.DRY_RUN_OPTION] = False,
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Submit one job and return. Example: ectype launch xpk submit olmo3-7b-stage1 --name stage1 --dry-run"""
+    from ectype.launch.supervise import submit_once
+
+    what = _supervised(dict(locals()))
+    if dry_run:
+        options.show_commands(what.backend, f"{what.name}-1")
+        return
+    job = submit_once(what)
+    record = {"job": job, "run": what.run, "state": str(what.state.path)}
+    emit(record, json_output, lambda: print(f"{job} is submitted; it writes {what.run}"))
+
+
+@app.command("resume-until-done")
+@verb
+def resume_until_done(
+    recipe: Annotated[str, options.RECIPE_ARGUMENT],
+    name: Annotated[str | None, NAME_OPTION] = None,
+    base: Annotated[str | None, BASE_OPTION] = None,
+    mount: Annotated[list[str] | None, MOUNT_OPTION] = None,
+    cluster: Annotated[str | None, CLUSTER_OPTION] = None,
+    project: Annotated[str | None, PROJECT_OPTION] = None,
+    zone: Annotated[str | None, ZONE_OPTION] = None,
+    location: Annotated[str | None, LOCATION_OPTION] = None,
+    namespace: Annotated[str, NAMESPACE_OPTION] = "default",
+    device_type: Annotated[str | None, DEVICE_OPTION] = None,
+    num_slices: Annotated[int, SLICES_OPTION] = 1,
+    or_smaller: Annotated[list[str] | None, OR_SMALLER_OPTION] = None,
+    priority: Annotated[str, PRIORITY_OPTION] = "medium",
+    image: Annotated[str | None, IMAGE_OPTION] = None,
+    storage: Annotated[list[str] | None, STORAGE_OPTION] = None,
+    env: Annotated[list[str] | None, ENV_OPTION] = None,
+    reservation: Annotated[str | None, RESERVATION_OPTION] = None,
+    capacity: Annotated[str | None, CAPACITY_OPTION] = None,
+    grace_seconds: Annotated[int, GRACE_OPTION] = 300,
+    target_steps: Annotated[int | None, options.TARGET_OPTION] = None,
+    placement: Annotated[str | None, options.PLACEMENT_OPTION] = None,
+    overrides: Annotated[list[str] | None, options.SET_OPTION] = None,
+    placement_overrides: Annotated[list[str] | None, options.PLACEMENT_SET_OPTION] = None,
+    index: Annotated[str | None, options.INDEX_OPTION] = None,
+    remap: Annotated[list[str] | None, REMAP_OPTION] = None,
+    weights: Annotated[str | None, options.WEIGHTS_OPTION] = None,
+    padded_rows: Annotated[str | None, options.PADDED_ROWS_OPTION] = None,
+    source: Annotated[str | None, options.SOURCE_OPTION] = None,
+    state: Annotated[Path | None, options.STATE_OPTION] = None,
+    look_every_seconds: Annotated[float, options.LOOK_OPTION] = 60.0,
+    failures: Annotated[int, options.FAILURES_OPTION] = 5,
+    preemptions: Annotated[int, options.PREEMPTIONS_OPTION] = 50,
+    first_pause_seconds: Annotated[float, options.FIRST_PAUSE_OPTION] = 60.0,
+    stall_minutes: Annotated[float, options.STALL_OPTION] = 60.0,
+    shrink_after_minutes: Annotated[float | None, options.SHRINK_OPTION] = None,
+    grow_after_minutes: Annotated[float | None, options.GROW_OPTION] = None,
+    webhook_env: Annotated[str | None, options.WEBHOOK_VARIABLE_OPTION] = None,
+    webhook_file: Annotated[Path | None, options.WEBHOOK_FILE_OPTION] = None,
+    dry_run: Annotated[bool, options.DRY_RUN_OPTION] = False,
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> int | None:
+    """Resubmit it until done. Example: ectype launch xpk resume-until-done olmo3-7b-stage1 --target-steps 1414078"""
+    from dataclasses import replace
+
+    what = _supervised(dict(locals()))
+    if dry_run:
+        for size in range(1 + len(or_smaller or ())):
+            options.show_commands(what.backend, f"{what.name}-1", size)
+        return None
+    policy = options.policy_of(
+        1 + len(or_smaller or ()), failures, preemptions, first_pause_seconds, stall_minutes, shrink_after_minutes,
+        grow_after_minutes,
+    )  # fmt: skip
+    webhook = options.webhook_of(webhook_env, webhook_file)
+    what = replace(what, policy=policy, look_every_seconds=look_every_seconds, webhook=webhook)
+    return options.drive(what, json_output)
+
+
+@app.command()
+@verb
+def status(
+    name: Annotated[str | None, NAME_OPTION] = None,
+    base: Annotated[str | None, BASE_OPTION] = None,
+    mount: Annotated[list[str] | None, MOUNT_OPTION] = None,
+    cluster: Annotated[str | None, CLUSTER_OPTION] = None,
+    project: Annotated[str | None, PROJECT_OPTION] = None,
+    zone: Annotated[str | None, ZONE_OPTION] = None,
+    location: Annotated[str | None, LOCATION_OPTION] = None,
+    namespace: Annotated[str, NAMESPACE_OPTION] = "default",
+    state: Annotated[Path | None, options.STATE_OPTION] = None,
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Say how job and run stand. Example: ectype launch xpk status --name stage1"""
+    what = _named(dict(locals()))
+    record = options.status_record(what["folder"], what["backend"], what["read"])
+    emit(record, json_output, lambda: options.show_status(record))
+
+
+@app.command()
+@verb
+def logs(
+    name: Annotated[str | None, NAME_OPTION] = None,
+    base: Annotated[str | None, BASE_OPTION] = None,
+    cluster: Annotated[str | None, CLUSTER_OPTION] = None,
+    project: Annotated[str | None, PROJECT_OPTION] = None,
+    zone: Annotated[str | None, ZONE_OPTION] = None,
+    location: Annotated[str | None, LOCATION_OPTION] = None,
+    namespace: Annotated[str, NAMESPACE_OPTION] = "default",
+    state: Annotated[Path | None, options.STATE_OPTION] = None,
+    lines: Annotated[int, LINES_OPTION] = 200,
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Print the end of the first worker's log. Example: ectype launch xpk logs --name stage1"""
+    from ectype.errors import EctypeError
+    from ectype.launch.memory import read_memory
+    from ectype.launch.supervise import submitted_name
+    from ectype.launch.xpk_jobs import read_log
+
+    what = _named({**locals(), "mount": None})
+    memory = read_memory(what["folder"].memory)
+    if memory is None or memory.attempt == 0:
+        raise EctypeError(f"{what['folder'].path} knows of no job", "a run that was submitted", "submit it first")
+    job = memory.job or submitted_name(what["name"], memory)
+    log = read_log(what["jobs"], job, None, lines)
+    emit({"job": job, "log": log}, json_output, lambda: print(log))
+
+
+@app.command()
+@verb
+def stop(
+    name: Annotated[str | None, NAME_OPTION] = None,
+    base: Annotated[str | None, BASE_OPTION] = None,
+    cluster: Annotated[str | None, CLUSTER_OPTION] = None,
+    project: Annotated[str | None, PROJECT_OPTION] = None,
+    zone: Annotated[str | None, ZONE_OPTION] = None,
+    location: Annotated[str | None, LOCATION_OPTION] = None,
+    namespace: Annotated[str, NAMESPACE_OPTION] = "default",
+    state: Annotated[Path | None, options.STATE_OPTION] = None,
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Let the job save and end, and the supervisor with it. Example: ectype launch xpk stop --name stage1"""
+    from ectype.launch.supervise import request_stop
+
+    what = _named({**locals(), "mount": None})
+    done = request_stop(what["folder"], what["backend"])
+    emit({"stop": done}, json_output, lambda: print(done))
+
+
+def _named(given: dict[str, Any]) -> dict[str, Any]:
+    """What the verbs need that submit nothing."""
+    from ectype.launch.command import Training
+    from ectype.launch.settings import Cluster, check_name, require
+    from ectype.launch.xpk import Container
+    from ectype.launch.xpk_jobs import ClusterJobs, cluster_backend
+
+    require({key: given[key] for key in ("name", "base", "cluster", "project", "zone")})
+    where = Cluster(given["cluster"], given["project"], given["zone"], given["location"], given["namespace"])
+    jobs = ClusterJobs(where, Container(""), (), lambda placement: Training("", ""))
+    name, run = check_name(given["name"]), f"{given['base'].rstrip('/')}/{given['name']}"
+    return {
+        "name": name, "run": run, "where": where, "jobs": jobs, "backend": cluster_backend(jobs),
+        "folder": options.state_of(given["state"], run), "read": _reader(run),
+    }  # fmt: skip
+
+
+def _reader(run: str) -> Any:
+    """How the run's record is read: in a bucket through gcloud, else through this machine's file system."""
+    from functools import partial
+
+    from ectype.launch.command import call
+    from ectype.launch.run_record import read_bucket_run, read_run
+
+    return partial(read_bucket_run, run, call) if run.startswith("gs://") else partial(read_run, Path(run))
+
+
+def _supervised(given: dict[str, Any]) -> Any:
+    """The run as the supervisor knows it; everything is checked before anything is submitted."""
+    from ectype.launch import settings
+    from ectype.launch.command import check_argument
+    from ectype.launch.supervise import Supervised
+    from ectype.launch.xpk_jobs import ClusterJobs, cluster_backend
+
+    needed = ("name", "base", "cluster", "project", "zone", "device_type", "image")
+    settings.require({key: given[key] for key in needed})
+    what = _named(given)
+    target, training = _training(given, what["run"])
+    placement = given["placement"] or settings.placement_for(given["device_type"], given["num_slices"])
+    slices = [settings.Slice(given["device_type"], given["num_slices"], placement)]
+    slices += [settings.parse_slice(text) for text in given.get("or_smaller") or ()]
+    for one in slices:
+        settings.check_in_image(given["recipe"], settings.check_slice(one).placement)
+        training(one.placement).arguments()
+    for value in (given["image"], *(given["storage"] or ())):
+        check_argument(value)
+    jobs = ClusterJobs(what["where"], _container(given), tuple(slices), training)
+    return Supervised(what["name"], what["run"], target, what["folder"], cluster_backend(jobs), what["read"])
+
+
+def _container(given: dict[str, Any]) -> Any:
+    from ectype.errors import EctypeError
+    from ectype.launch.command import check_environment
+    from ectype.launch.settings import check_priority
+    from ectype.launch.xpk import Container
+
+    if given["capacity"] not in (None, "on-demand", "spot", "flex"):
+        raise EctypeError(f"--capacity {given['capacity']!r}", "on-demand, spot or flex", "choose one of these")
+    return Container(
+        given["image"], check_priority(given["priority"]), tuple(given["storage"] or ()),
+        check_environment(tuple(given["env"] or ())), given["grace_seconds"], given["reservation"], given["capacity"],
+    )  # fmt: skip
+
+
+def _training(given: dict[str, Any], run: str) -> Any:
+    """The target, and what runs by placement, with every path as the job sees it."""
+    from ectype.launch.command import Training
+    from ectype.launch.settings import check_target, in_job, parse_mounts
+    from ectype.recipe.load import load_recipe
+
+    mounts = parse_mounts(tuple(given["mount"] or ()))
+    overrides = tuple(given["overrides"] or ())
+    target = given["target_steps"]
+    check_target(given["recipe"], overrides, target or 1)
+    if target is None:
+        target = load_recipe(given["recipe"], overrides).duration_steps
+    paths = {name: in_job(given[name], mounts) for name in ("weights", "padded_rows", "source")}
+
+    def training(placement: str) -> Training:
+        return Training(
+            given["recipe"], str(in_job(run, mounts)), placement, overrides, tuple(given["placement_overrides"] or ()),
+            given["index"], tuple(given["remap"] or ()), paths["weights"], paths["padded_rows"], paths["source"],
+            target,
+        )  # fmt: skip
+
+    return target, training
