@@ -16,7 +16,9 @@ NAME_OPTION = typer.Option("--name", envvar="XPK_RUN_NAME", help="Name of the ru
 BASE_OPTION = typer.Option(
     "--base", envvar="XPK_BASE_OUTPUT_DIR", help="Folder of runs, as gs://BUCKET/FOLDER or the job's path."
 )
-MOUNT_OPTION = typer.Option("--mount", metavar="GS=PATH", help="Where a job has a bucket: gs://BUCKET=/PATH.")
+MOUNT_OPTION = typer.Option(
+    "--mount", envvar="ECTYPE_MOUNT", metavar="GS=PATH", help="Where a job has a bucket: gs://BUCKET=/PATH."
+)
 CLUSTER_OPTION = typer.Option("--cluster", envvar="XPK_CLUSTER", help="Name of the cluster.")
 PROJECT_OPTION = typer.Option("--project", envvar="XPK_PROJECT", help="Its project.")
 ZONE_OPTION = typer.Option("--zone", envvar="XPK_ZONE", help="Zone of its machines.")
@@ -26,7 +28,9 @@ DEVICE_OPTION = typer.Option("--device-type", envvar="XPK_DEVICE_TYPE", help="As
 SLICES_OPTION = typer.Option("--num-slices", envvar="XPK_NUM_SLICES", min=1, help="Slices of it.")
 PRIORITY_OPTION = typer.Option("--priority", envvar="XPK_PRIORITY", help="very-low, low, medium, high, very-high.")
 IMAGE_OPTION = typer.Option("--image", envvar="ECTYPE_IMAGE", help="Container image with Ectype in it.")
-STORAGE_OPTION = typer.Option("--storage", help="Volume that `xpk storage attach` made known; may repeat.")
+STORAGE_OPTION = typer.Option(
+    "--storage", envvar="ECTYPE_STORAGE", help="Volume that `xpk storage attach` made known; may repeat."
+)
 ENV_OPTION = typer.Option("--env", metavar="NAME=VALUE", help="Environment of the job; no secrets. May repeat.")
 OR_SMALLER_OPTION = typer.Option(
     "--or-smaller", metavar="TYPE[*N]=PLACEMENT", help="Slice to make do with, as tpu7x-128=tpu7x-4x4x4; may repeat."

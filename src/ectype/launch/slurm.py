@@ -32,12 +32,10 @@ _SCRIPT = """\
 # Written by `ectype launch slurm`. Slurm starts one process per task; they find each other by themselves.
 set -uo pipefail
 
-{exports}forward() {{
-  # Slurm tells only this script that its time ends; the processes save when they hear of it.
-  scancel --signal=TERM "$SLURM_JOB_ID"
-}}
-trap forward USR1 TERM
+{exports}# Slurm tells only this script that its time ends; the processes save when they hear of it.
+trap 'scancel --signal=TERM "$SLURM_JOB_ID"' USR1 TERM
 
+# shellcheck disable=SC2016 # quotes hand the arguments on as they are
 srun --kill-on-bad-exit=0 {container}{command} &
 steps=$!
 code=0

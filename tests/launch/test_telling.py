@@ -1,0 +1,150 @@
+"""What is checked before a launch, what is told after it, and that no secret is in either."""
+
+import http.server
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from ectype.errors import EctypeError
+from ectype.launch import settings
+from ectype.launch.command import Training, check_environment, check_secrets
+from ectype.launch.events import Webhook, append_event, post, read_events
+from ectype.launch.log_text import last_error
+from ectype.launch.run_record import read_run
+from ectype.run.checkpoints import description_file
+from ectype.run.paths import RunFolder
+
+
+@pytest.mark.parametrize("pair", ["HF_TOKEN=x", "WANDB_API_KEY=x", "DB_PASSWORD=x", "MY_SECRET=x", "A=hf_" + "a" * 30])
+def test_secrets_in_the_environment_are_refused_and_not_repeated(pair):
+    with pytest.raises(EctypeError) as caught:
+        check_environment((pair,))
+    assert pair.partition("=")[2] not in str(caught.value).replace("xpk", "") or pair.endswith("=x")
+    assert "--secret-env" in str(caught.value)
+
+
+def test_plain_variables_and_paths_of_mounted_secrets_are_taken():
+    given = ("TOKENIZERS_PARALLELISM=false", "GOOGLE_APPLICATION_CREDENTIALS=/var/secrets/key.json", "JAX_LOG=a=b")
+    assert check_environment(given)["JAX_LOG"] == "a=b"
+    assert len(check_environment(given)) == 3
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\x00", "ghp_" + "a" * 30, "https://me:pass@host/x"])
+def test_arguments_with_line_breaks_or_secrets_are_refused(value):
+    with pytest.raises(EctypeError) as caught:
+        Training("r", "run", index=value).arguments()
+    assert "a" * 30 not in str(caught.value)
+
+
+def test_references_to_secrets_name_them():
+    assert check_secrets(("HF_TOKEN=hf-secret:token",)) == (("HF_TOKEN", "hf-secret", "token"),)
+    with pytest.raises(EctypeError) as caught:
+        check_secrets(("HF_TOKEN=hf_AbCdEf",))
+    assert "AbCdEf" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["Stage1", "1stage", "stage_1", "a" * 23, "", "stage-"])
+def test_names_that_kubernetes_refuses_are_refused(name):
+    with pytest.raises(EctypeError, match="--name"):
+        settings.check_name(name)
+
+
+def test_a_run_folder_gives_a_name():
+    assert settings.name_from("/runs/OLMo3_7B stage1") == "olmo3-7b-stage1"
+    assert settings.name_from("runs/7b") == "run-7b"
+
+
+def test_a_target_beyond_the_recipes_end_is_refused():
+    with pytest.raises(EctypeError, match="at most 640"):
+        settings.check_target("toy-calm", (), 641)
+    settings.check_target("toy-calm", ("duration_steps=700", "landmarks=[0]"), 641)
+
+
+def test_slices_in_words():
+    assert settings.parse_slice("tpu7x-128*2=tpu7x-4x4x4-two-slices").num_slices == 2
+    for text in ("tpu7x-128", "tpu7x=tpu7x-4x4x4", "h100-8=gpu-8xh100", "tpu7x-128=nowhere"):
+        with pytest.raises(EctypeError):
+            settings.parse_slice(text)
+
+
+class Catcher(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.caught.append((self.path, json.loads(body)))  # type: ignore[attr-defined]
+        self.send_response(self.server.answers.pop(0))  # type: ignore[attr-defined]
+        self.end_headers()
+
+    def log_message(self, format, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    server = http.server.HTTPServer(("127.0.0.1", 0), Catcher)
+    server.caught, server.answers = [], []  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_webhook_is_tried_again_and_never_named(server, monkeypatch):
+    monkeypatch.setenv("HOOK", f"http://127.0.0.1:{server.server_port}/T0P/s3cret")
+    server.answers += [500, 200]
+    assert post(Webhook("HOOK"), {"event": "finish"}, lambda seconds: None) == ""
+    assert server.caught == [("/T0P/s3cret", {"event": "finish"})] * 2
+    server.answers += [500] * 3
+    assert post(Webhook("HOOK"), {}, lambda seconds: None) == "HTTP status 500"
+
+
+def test_a_webhook_that_fails_in_any_way_stops_nothing_and_is_not_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOOK", "http://127.0.0.1:1/s3cret")
+    file = tmp_path / "hook"
+    file.write_text("http://s3cret host/\n")
+    for webhook in (Webhook("HOOK"), Webhook(file=file), Webhook("MISSING"), Webhook(file=tmp_path / "none")):
+        fault = post(webhook, {}, lambda seconds: None)
+        assert fault
+        assert "s3cret" not in fault
+
+
+def test_the_event_log_survives_a_torn_line(tmp_path):
+    path = tmp_path / "events.jsonl"
+    append_event(path, "submitted", job="a")
+    with path.open("a") as stream:
+        stream.write('{"event": "wa')
+    assert [row["event"] for row in read_events(path)] == ["submitted"]
+    append_event(Path("/proc/none/events"), "lost")
+
+
+LOGS = {
+    "Traceback (most recent call last):\nValueError: bad row\n": "ValueError: bad row",
+    "[pod/x-0] jax.errors.JaxRuntimeError: INTERNAL: at 0x7f12ab\n": "jax.errors.JaxRuntimeError: INTERNAL: at 0x#",
+    "error: no such index\n  expected: one\n": "error: no such index",
+    "hung: host t-12, process 3 of 64: step 57 for 3601 s\n": "hung: PROCESS, PROCESS of 64: step 57 for # s",
+    "XlaRuntimeError: UNAVAILABLE: connection to coordination service lost\n": "",
+    "ValueError: first\nRuntimeError: Gloo connection closed by peer\n": "ValueError: first",
+    "loss 2.5\n": "",
+}
+
+
+@pytest.mark.parametrize("text", LOGS)
+def test_the_error_in_a_log_is_the_same_for_the_same_fault(text):
+    assert last_error(text) == LOGS[text]
+
+
+def test_a_run_is_read_by_its_descriptions_and_a_missing_mount_is_no_new_run(tmp_path):
+    run = tmp_path / "run"
+    assert read_run(run).completed_updates == 0
+    assert read_run(tmp_path / "no mount" / "run").completed_updates is None
+    for step in (10, 20):
+        file = description_file(RunFolder(run).checkpoint(step))
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({"step": step}))
+    RunFolder(run).checkpoint(30).mkdir()  # a folder without a description is no checkpoint
+    RunFolder(run).metrics.write_text('{"step": 24}\n{"step": 25}\n{"st')
+    reading = read_run(run)
+    assert (reading.completed_updates, reading.reached_step) == (20, 25)
+    description_file(RunFolder(run).checkpoint(20)).write_text("{")
+    assert read_run(run).completed_updates == 10  # as the trainer, which takes the older one

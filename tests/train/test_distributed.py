@@ -1,0 +1,35 @@
+"""How the processes of a job find each other without being told."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+JOIN = """
+import jax
+jax.config.update("jax_platforms", "cpu")
+from ectype.train.distributed import join
+join(None, None, None)
+print(jax.process_index(), jax.process_count())
+"""
+STEP = {
+    "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_PROCID": "0",
+}  # fmt: skip
+
+
+def start(**variables):
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "TPU_"))}
+    return subprocess.Popen([sys.executable, "-c", JOIN], env=clean | variables, stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_that_srun_started_find_each_other():
+    job = str(os.getpid())  # JAX takes the port from it
+    started = [start(**STEP | {"SLURM_JOB_ID": job, "SLURM_PROCID": str(number)}) for number in (0, 1)]
+    assert [process.communicate(timeout=120)[0].split() for process in started] == [["0", "2"], ["1", "2"]]
+
+
+@pytest.mark.parametrize("variables", [{}, {"SLURM_JOB_ID": "7"}], ids=["alone", "in a batch script without srun"])
+def test_a_process_without_others_waits_for_none(variables):
+    assert start(**variables).communicate(timeout=60)[0].split() == ["0", "1"]
