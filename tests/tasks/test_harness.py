@@ -30,6 +30,7 @@ TASKS = [
     "fx_piqa", "fx_winogrande",
 ]  # fmt: skip
 ITEMS = 4
+LONG = pytest.mark.long
 TOLERANCE = 1e-4
 
 
@@ -81,7 +82,7 @@ def test_every_sample_of_every_task_and_its_accuracy(evaluated):
         assert found
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=LONG), 3, 8])
 def test_any_batch_size_and_order(batch_size, ours, pairs):
     asked, wanted = pairs
     order = random.Random(batch_size).sample(range(len(asked)), len(asked))
@@ -150,7 +151,7 @@ def generated(hugging_face, shared):
     return asked, hugging_face.generate_until(_instances("generate_until", asked), disable_tqdm=True)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=LONG), 3, pytest.param(8, marks=LONG)])
 def test_greedy_generation(batch_size, ours, generated):
     asked, wanted = generated
     order = random.Random(batch_size).sample(range(len(asked)), len(asked))
