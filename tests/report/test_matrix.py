@@ -11,7 +11,7 @@ import pytest
 from fabricated_run import make_run
 
 from ectype.compare.criteria import Outcome
-from ectype.compare.held_out_criteria import LOSS, LOSS_BY_DOMAIN, TOP1
+from ectype.compare.held_out_criteria import LOSS, LOSS_BY_DOMAIN, LOSS_BY_SET, TOP1
 from ectype.compare.runner import compare_run
 from ectype.compare.twins import no_noise
 from ectype.recipe.reference import load_reference
@@ -116,3 +116,15 @@ def test_tasks_are_shown_and_not_judged(records: RunRecords) -> None:
     row = _cells(replace(records, tasks=tasks))["Task arc_easy"]
     assert _plain(row[4]) == "0.375 ± 0.020 of 1,200 items, not judged"
     assert _plain(row[0]) == "not evaluated"
+
+
+def test_a_set_is_judged_only_where_the_verdict_judged_it(records: RunRecords) -> None:
+    assert records.verdict is not None
+    loss = next(c for c in records.verdict.criteria if (c.name, c.landmark) == (LOSS, 640))
+    judged = replace(loss, name=LOSS_BY_SET, domain="paloma/c4_en", outcome=Outcome.BROKEN, measured=0.125)
+    verdict = records.verdict.model_copy(update={"criteria": (*records.verdict.criteria, judged)})
+    sets = {name: {640: records.evaluations[640]} for name in ("paloma.c4_en", "given by hand")}
+    cells = _cells(replace(records, sets=sets, verdict=verdict))
+    assert _plain(cells["Held-out loss, paloma.c4_en"][4]).startswith("0.125 broken")
+    assert "not judged" in cells["Held-out loss, given by hand"][4]
+    assert _plain(cells["Held-out loss, given by hand"][0]) == "not evaluated"

@@ -71,6 +71,7 @@ def _write_noise(path: Path, noise: Any) -> None:
 
 def _show(record: "VerdictRecord", run: Path) -> None:
     from ectype.compare.criteria import Outcome
+    from ectype.compare.held_out_criteria import LOSS_BY_SET
     from ectype.compare.ranking import folded
     from ectype.run.paths import RunFolder
 
@@ -78,7 +79,8 @@ def _show(record: "VerdictRecord", run: Path) -> None:
     marks = {Outcome.HOLDS: "holds", Outcome.BROKEN: "[red]broken[/]", Outcome.UNCLEAR: "[yellow]unclear[/]"}
     for criterion, others in folded(record.criteria):
         where = "" if criterion.landmark is None else str(criterion.landmark)
-        name = f"its worst of {others} domains: {criterion.domain}" if others else criterion.name
+        kind = "sets" if criterion.name == LOSS_BY_SET else "domains"
+        name = f"its worst of {others} {kind}: {criterion.domain}" if others else criterion.name
         bound = "none" if criterion.tolerance is None else format(criterion.tolerance, ".4g")
         table.add_row(name, where, number(criterion.measured, ".3g"), bound, marks[criterion.outcome])
     out = console()

@@ -1,13 +1,13 @@
 """Criteria over held-out text: loss of all domains and of each, token KL, first choices. Records in, records out."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ectype.compare.bootstrap import Interval, Sample, mean_interval, tokens_needed
-from ectype.compare.criteria import Criterion, Grounds, Outcome, judge_difference, judge_distance, sampled
+from ectype.compare.criteria import Criterion, Grounds, Outcome, finite, judge_difference, judge_distance, sampled
 from ectype.compare.tolerances import (
     SourcedNumber,
     Tolerance,
@@ -15,9 +15,11 @@ from ectype.compare.tolerances import (
     symmetric_tolerance,
     upper_tolerance,
 )
-from ectype.evaluate.record import DomainEvaluation, Evaluation, array
+from ectype.evaluate.record import DomainEvaluation, Evaluation, Summary, array
 
 LOSS, LOSS_BY_DOMAIN, KL, TOP1 = "held-out loss", "held-out loss by domain", "token KL", "top-1 agreement"
+LOSS_BY_SET = "held-out loss by set"
+"""Of further sets that recipe or reference name; such a criterion's `domain` is the set's name."""
 _UNIT = "nats per token"
 
 
@@ -35,8 +37,48 @@ def held_out_criteria(evaluations: Mapping[int, Evaluation], grounds: Grounds) -
             _kl(step, evaluation, grounds, len(evaluations)),
             _top1(step, evaluation, grounds, len(evaluations)),
         ]
-        criteria += [_with_broken_numbers(criterion, evaluation) for criterion in found]
+        for criterion in found:
+            domain = evaluation.domains.get(criterion.domain or "")
+            criteria.append(_with_broken_numbers(criterion, domain.summary if domain else evaluation.overall))
     return criteria
+
+
+def set_criteria(
+    sets: Mapping[str, Mapping[int, Evaluation]], due_landmarks: Sequence[int], grounds: Grounds
+) -> list[Criterion]:
+    """The loss on each further set at each landmark that is due, run less reference, in pairs.
+
+    All sets at all landmarks are one family. What was not evaluated is unclear: a set that is named is evidence that
+    the verdict waits for.
+    """
+    comparisons = len(sets) * len(due_landmarks)
+    criteria = []
+    for name, evaluations in sets.items():
+        for step in due_landmarks:
+            noise = grounds.landmark_noise(step)
+            found = None if noise is None else noise.held_out_loss_sets.get(name)
+            measured = None if found is None else array(found)
+            tolerance = _difference_tolerance(step, measured, "held_out_loss", grounds, comparisons)
+            if step not in evaluations:
+                criteria.append(_not_evaluated(step, name, tolerance))
+                continue
+            evaluation = evaluations[step]
+            samples = [_loss_sample(domain) for domain in evaluation.domains.values()]
+            interval = mean_interval(samples, comparisons, grounds.resamples)
+            needed = tokens_needed(interval, tolerance, evaluation.overall.targets)
+            outcome = judge_difference(interval, tolerance)
+            criterion = sampled(LOSS_BY_SET, step, name, _UNIT, interval, tolerance, outcome, needed)
+            criteria.append(_with_broken_numbers(criterion, evaluation.overall))
+    return criteria
+
+
+def _not_evaluated(step: int, name: str, tolerance: Tolerance) -> Criterion:
+    note = f"not evaluated on {name}, or on inputs that changed since: `ectype evaluate RUN`"
+    return Criterion(
+        name=LOSS_BY_SET, landmark=step, domain=name, measured=None, unit=_UNIT, tolerance=finite(tolerance.within),
+        rejects_beyond=finite(tolerance.beyond), tolerance_from=tolerance.source, interval=None,
+        outcome=Outcome.UNCLEAR, note=note,
+    )  # fmt: skip
 
 
 def held_out_interval(evaluations: Mapping[int, Evaluation], resamples: int) -> Interval | None:
@@ -133,10 +175,9 @@ def _top1(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int)
     )
 
 
-def _with_broken_numbers(criterion: Criterion, evaluation: Evaluation) -> Criterion:
+def _with_broken_numbers(criterion: Criterion, summary: Summary) -> Criterion:
     """A loss that is not finite speaks against the run when it is ours alone, and for nothing when it is both's."""
-    domain = evaluation.domains.get(criterion.domain or "")
-    counts = (domain.summary if domain else evaluation.overall).nonfinite_targets
+    counts = summary.nonfinite_targets
     ours, reference = counts.ours or 0, counts.reference or 0
     if not ours and not reference:
         return criterion

@@ -1,7 +1,8 @@
 """Read what a run left behind: its record of consumed windows, its evaluations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,12 @@ from ectype.data.digest import batch_digest
 from ectype.data.ledger import ledger_processes, spans_of
 from ectype.errors import EctypeError
 from ectype.evaluate.engine import Settings
-from ectype.evaluate.held_out import load_held_out
+from ectype.evaluate.held_out import HeldOutText, load_held_out
 from ectype.evaluate.landmarks import find_landmarks
 from ectype.evaluate.record import Evaluation, read_evaluation
-from ectype.evaluate.runner import is_current, landmark_inputs, window_tokens
+from ectype.evaluate.runner import is_current, landmark_inputs, run_texts, window_tokens
 from ectype.evaluate.sides import weights_sha256
+from ectype.recipe.held_out_sets import MAIN_SET
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import Reference, read_batches
 from ectype.recipe.spec import Recipe
@@ -89,22 +91,43 @@ def read_evaluations(
     run_dir: Path, recipe: Recipe, reference: Reference, landmarks: Sequence[int]
 ) -> StoredEvaluations:
     """Records that evaluating now would give again: same weights on both sides, text, tokenizer and protocol."""
+    held_out = load_held_out(reference, window_tokens(recipe), recipe.model.vocab_size)
+    return _stored(run_dir, recipe, reference, landmarks, held_out, RunFolder(run_dir).evaluation)
+
+
+def read_set_evaluations(
+    run_dir: Path, recipe: Recipe, reference: Reference, landmarks: Sequence[int]
+) -> dict[str, Mapping[int, Evaluation]]:
+    """The same for each further set that recipe or reference name, by the set's name."""
+    run = RunFolder(run_dir)
+    if not {*reference.sets, *recipe.evaluation.sets}:
+        return {}
+    return {
+        name: _stored(run_dir, recipe, reference, landmarks, text, partial(run.set_evaluation, name)).current
+        for name, text in run_texts(recipe, reference).items()
+        if name != MAIN_SET
+    }
+
+
+def _stored(
+    run_dir: Path, recipe: Recipe, reference: Reference, landmarks: Sequence[int], text: HeldOutText,
+    path_of: Callable[[int], Path],
+) -> StoredEvaluations:  # fmt: skip
     current, stale, run = {}, [], RunFolder(run_dir)
     known = {recipe_hash(recipe)}
     if run.manifest.is_file():
         known |= read_manifest(run_dir).recipe_hashes
-    held_out = load_held_out(reference, window_tokens(recipe), recipe.model.vocab_size)
     for step in landmarks:
-        path = run.evaluation(step)
+        path = path_of(step)
         if not path.is_file():
             continue
         evaluation, checkpoint = read_evaluation(path), run.checkpoint(step)
         ours, of_this_run = evaluation.inputs.ours, True
         if is_checkpoint(checkpoint):  # One that is gone can't be compared; the record then speaks for it.
             ours, of_this_run = weights_sha256(checkpoint), _is_of(checkpoint, known)
-        inputs = landmark_inputs(ours, reference.landmarks[step], held_out)
+        inputs = landmark_inputs(ours, reference.landmarks[step], text)
         if of_this_run and is_current(
-            evaluation, step, inputs, held_out, Settings(compute_dtype=evaluation.protocol.compute_dtype)
+            evaluation, step, inputs, text, Settings(compute_dtype=evaluation.protocol.compute_dtype)
         ):
             current[step] = evaluation
         else:

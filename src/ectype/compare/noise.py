@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from ectype.artifacts import write_json
 from ectype.compare.trajectory import difference
@@ -29,6 +30,8 @@ class LandmarkNoise(Section):
     kl_mean: tuple[Number, ...]
     """KL(twin || run), nats per token."""
     top1_agreement: tuple[Number, ...]
+    held_out_loss_sets: dict[str, tuple[Number, ...]] = Field(default_factory=dict)
+    """Nats per token over all of each further set; empty in records of versions that measured none."""
 
 
 class Noise(Section):
@@ -66,6 +69,7 @@ def measure_noise(
     twins: Sequence[TrainingLog],
     evaluations: Mapping[int, Sequence[Evaluation]],
     reseeded: bool = False,
+    sets: Mapping[int, Mapping[str, Sequence[Evaluation]]] | None = None,
 ) -> Noise:
     """Compare finished twins with their run.
 
@@ -77,6 +81,7 @@ def measure_noise(
         twins: one log per twin.
         evaluations: landmark -> one evaluation per twin, in the same order, with the twin as the reference.
         reseeded: the twins are of other data seeds.
+        sets: landmark -> further set -> evaluations as above.
 
     Raises:
         EctypeError: a twin's log lacks steps of the run, or a landmark lacks a twin.
@@ -103,14 +108,17 @@ def measure_noise(
         steps=tuple(differences[0].steps.tolist()),
         loss=tuple(_compact(found.loss) for found in differences),
         grad_norm=tuple(map(_compact, grad_norms)) if len(grad_norms) == len(twins) else (),
-        landmarks={step: landmark_noise(found) for step, found in evaluations.items()},
+        landmarks={step: landmark_noise(found, (sets or {}).get(step)) for step, found in evaluations.items()},
     )
 
 
-def landmark_noise(evaluations: Sequence[Evaluation]) -> LandmarkNoise:
+def landmark_noise(
+    evaluations: Sequence[Evaluation], sets: Mapping[str, Sequence[Evaluation]] | None = None
+) -> LandmarkNoise:
     """Noise at one landmark, of one evaluation per twin with the run as `ours` and the twin as `reference`."""
     return LandmarkNoise(
-        held_out_loss=tuple(_minus(e.overall.loss.reference, e.overall.loss.ours) for e in evaluations),
+        held_out_loss=_overall_differences(evaluations),
+        held_out_loss_sets={name: _overall_differences(found) for name, found in (sets or {}).items()},
         held_out_loss_domains={
             name: tuple(
                 _minus(e.domains[name].summary.loss.reference, e.domains[name].summary.loss.ours) for e in evaluations
@@ -120,6 +128,10 @@ def landmark_noise(evaluations: Sequence[Evaluation]) -> LandmarkNoise:
         kl_mean=tuple(e.overall.kl_mean for e in evaluations),
         top1_agreement=tuple(e.overall.top1_agreement for e in evaluations),
     )
+
+
+def _overall_differences(evaluations: Sequence[Evaluation]) -> tuple[Number, ...]:
+    return tuple(_minus(e.overall.loss.reference, e.overall.loss.ours) for e in evaluations)
 
 
 def write_noise(path: Path, noise: Noise) -> None:

@@ -1,12 +1,13 @@
 """The record of a comparison: what `ectype compare` prints, and `verdict.json` in a run folder."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from ectype.artifacts import sha256_of_file, write_json
 from ectype.compare.criteria import Criterion, Grounds, finite
+from ectype.compare.held_out_criteria import LOSS_BY_SET
 from ectype.compare.overlay import Overlay
 from ectype.compare.verdict import Answer
 from ectype.recipe.parse import read_record
@@ -68,11 +69,18 @@ class VerdictRecord(Section):
     """SHA-256 of each file of the run that was judged, by its path within the run folder."""
 
 
-def judged_files(run_dir: Path, landmarks: Iterable[int]) -> dict[str, str]:
-    """SHA-256 of the run's own log, of its record of consumed windows and of its evaluations of `landmarks`."""
+def judged_files(
+    run_dir: Path, landmarks: Iterable[int], sets: Mapping[str, Iterable[int]] | None = None
+) -> dict[str, str]:
+    """SHA-256 of the run's own log, of its record of consumed windows and of its evaluations of `landmarks`.
+
+    Args:
+        sets: further sets, and the landmarks at which they were judged.
+    """
     run = RunFolder(run_dir)
     ledgers = [run.process_ledger(process) for process in run.ledger_processes()]
-    files = [run.metrics, *ledgers, *(run.evaluation(step) for step in landmarks)]
+    further = [run.set_evaluation(name, step) for name, steps in (sets or {}).items() for step in steps]
+    files = [run.metrics, *ledgers, *(run.evaluation(step) for step in landmarks), *further]
     return {str(path.relative_to(run_dir)): sha256_of_file(path) for path in files if path.is_file()}
 
 
@@ -82,7 +90,11 @@ def changed_since(run_dir: Path, record: VerdictRecord, recipe_hash: str) -> tup
     Args:
         recipe_hash: of the recipe that the run folder holds now.
     """
-    now = judged_files(run_dir, record.landmarks.evaluated)
+    sets: dict[str, list[int]] = {}
+    for criterion in record.criteria:
+        if criterion.name == LOSS_BY_SET and criterion.domain is not None and criterion.landmark is not None:
+            sets.setdefault(criterion.domain, []).append(criterion.landmark)
+    now = judged_files(run_dir, record.landmarks.evaluated, sets)
     names = sorted(now.keys() | record.evidence.keys())
     recipe = [RunFolder(run_dir).recipe.name] if recipe_hash != record.recipe_hash else []
     return (*recipe, *(name for name in names if now.get(name) != record.evidence.get(name)))

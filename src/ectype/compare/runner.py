@@ -10,8 +10,14 @@ import numpy as np
 
 from ectype.compare.bootstrap import Interval
 from ectype.compare.criteria import Criterion, Grounds
-from ectype.compare.held_out_criteria import held_out_criteria, held_out_interval
-from ectype.compare.inputs import consumed_digests, due_landmarks, read_evaluations, reference_digests
+from ectype.compare.held_out_criteria import held_out_criteria, held_out_interval, set_criteria
+from ectype.compare.inputs import (
+    consumed_digests,
+    due_landmarks,
+    read_evaluations,
+    read_set_evaluations,
+    reference_digests,
+)
 from ectype.compare.overlay import Overlay, overlay
 from ectype.compare.record import (
     LandmarkSteps,
@@ -50,7 +56,9 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
     due = due_landmarks(run_dir, recipe, reference)
     evaluations = read_evaluations(run_dir, recipe, reference, due)
     grounds = _grounds(recipe, reference, noise, evaluations.current, first_step(run_dir))
-    criteria, over = held_out_criteria(evaluations.current, grounds), None
+    sets = read_set_evaluations(run_dir, recipe, reference, due)
+    criteria = held_out_criteria(evaluations.current, grounds) + set_criteria(sets, due, grounds)
+    over = None
     if reference.log is not None:
         found, over = _judge_log(
             run_dir, reference.log, grounds, held_out_interval(evaluations.current, grounds.resamples)
@@ -78,7 +86,9 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
         horizon=horizon_record(grounds, noise.source),
         criteria=tuple(criteria),
         overlay=finite_overlay(over),
-        evidence=judged_files(run_dir, sorted(evaluations.current)),
+        evidence=judged_files(
+            run_dir, sorted(evaluations.current), {name: tuple(found) for name, found in sets.items()}
+        ),
     )
     write_verdict(run_dir, record)
     return verdict, record

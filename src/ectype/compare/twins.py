@@ -7,11 +7,11 @@ from typing import Any
 
 from ectype.compare.noise import Noise, measure_noise, read_noise
 from ectype.errors import EctypeError
-from ectype.evaluate.held_out import load_held_out
 from ectype.evaluate.landmarks import find_landmarks
 from ectype.evaluate.record import Evaluation
-from ectype.evaluate.runner import default_settings, evaluate_landmark, window_tokens
+from ectype.evaluate.runner import default_settings, evaluate_pair, run_texts
 from ectype.progress import Progress, silent
+from ectype.recipe.held_out_sets import MAIN_SET
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import LandmarkWeights, Reference
 from ectype.recipe.spec import Recipe
@@ -112,28 +112,26 @@ def twins_noise(
     """
     recipe, run = load_run_recipe(run_dir), RunFolder(run_dir)
     landmarks = find_landmarks(run_dir, recipe, reference).available
-    held_out = load_held_out(reference, window_tokens(recipe), recipe.model.vocab_size)
+    texts = run_texts(recipe, reference)
+    further = [name for name in texts if name != MAIN_SET]
     settings = default_settings(run_dir)
     evaluations: dict[int, list[Evaluation]] = {step: [] for step in landmarks}
+    sets: dict[int, dict[str, list[Evaluation]]] = {step: {name: [] for name in further} for step in landmarks}
     for step in landmarks:
         for number in twins:
             twin = twin_folder(run, number, reseeded)
-            evaluations[step].append(
-                evaluate_landmark(
-                    step,
-                    LandmarkWeights(weights=run.checkpoint(step)),
-                    LandmarkWeights(weights=twin.checkpoint(step)),
-                    held_out,
-                    settings,
-                    twin.against_run(step),
-                )
-            )
-            done = sum(map(len, evaluations.values()))
-            progress("evaluate twins", done, len(landmarks) * len(twins))
+            ours, theirs = (LandmarkWeights(weights=each.checkpoint(step)) for each in (run, twin))
+            outs = [twin.against_run(step), *(twin.against_run_set(name, step) for name in further)]
+            wanted = list(zip([texts[MAIN_SET], *(texts[name] for name in further)], outs, strict=True))
+            main, *others = evaluate_pair(step, ours, theirs, wanted, settings)
+            evaluations[step].append(main)
+            for name, found in zip(further, others, strict=True):
+                sets[step][name].append(found)
+            progress("evaluate twins", sum(map(len, evaluations.values())), len(landmarks) * len(twins))
     logs = [read_metrics(twin_folder(run, number, reseeded).path) for number in twins]
     record = measure_noise(
         recipe_hash(recipe), 0.0 if reseeded else PERTURBATION, recipe.duration_steps, read_metrics(run_dir), logs,
-        evaluations, reseeded,
+        evaluations, reseeded, sets,
     )  # fmt: skip
     kind = " with other data seeds" if reseeded else ""
     return MeasuredNoise(record, True, f"{len(twins)} twins of this run{kind}")

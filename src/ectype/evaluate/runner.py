@@ -184,6 +184,14 @@ def evaluate_landmark(
     return next(_evaluated(step, ours, reference, [(held_out, out)], settings, progress))
 
 
+def evaluate_pair(
+    step: int, ours: LandmarkWeights, reference: LandmarkWeights, wanted: Sequence[tuple[HeldOutText, Path]],
+    settings: Settings, progress: Progress = silent,
+) -> list[Evaluation]:  # fmt: skip
+    """The same on several texts, each with the path of its record; weights are loaded once."""
+    return list(_evaluated(step, ours, reference, wanted, settings, progress))
+
+
 def _evaluated(
     step: int, ours: LandmarkWeights, reference: LandmarkWeights, wanted: Sequence[tuple[HeldOutText, Path]],
     settings: Settings, progress: Progress,

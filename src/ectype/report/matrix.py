@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from html import escape
 
 from ectype.compare.criteria import Criterion, Outcome
-from ectype.compare.held_out_criteria import KL, LOSS, LOSS_BY_DOMAIN, TOP1
+from ectype.compare.held_out_criteria import KL, LOSS, LOSS_BY_DOMAIN, LOSS_BY_SET, TOP1
 from ectype.compare.ranking import strain, worst
 from ectype.evaluate.record import Evaluation, Summary
 from ectype.report.judgement import OUTCOME_TONES
@@ -76,10 +76,18 @@ def _held_out_rows(records: RunRecords) -> list[_Row]:
 
 
 def _set_rows(records: RunRecords) -> list[_Row]:
+    """Further sets; only those that recipe or reference name are judged."""
+    # A slash in a set's name is a dot in the names of its records.
+    found = [c for c in _criteria(records) if c.name == LOSS_BY_SET and c.measured is not None]
+    judged = {((criterion.domain or "").replace("/", "."), criterion.landmark): criterion for criterion in found}
     rows = []
     for name, evaluations in records.sets.items():
-        values = {step: _difference(evaluation.overall) for step, evaluation in evaluations.items()}
-        cells = {step: _cell(_unjudged(LOSS, step, value), False) for step, value in values.items()}
+        cells = {}
+        for step, evaluation in evaluations.items():
+            criterion = judged.get((name, step))
+            cells[step] = _cell(
+                criterion or _unjudged(LOSS, step, _difference(evaluation.overall)), criterion is not None
+            )
         rows.append(_Row(f"Held-out loss, {name}", "difference, nats per token", cells))
     return rows
 

@@ -108,6 +108,10 @@ class RunFolder:
         """In a twin's folder: its comparison with the run at one landmark. It is no evaluation of the twin itself."""
         return self.path / "against-run" / _landmark_name(step)
 
+    def against_run_set(self, name: str, step: int) -> Path:
+        """The same on a further held-out set."""
+        return self.path / "against-run" / f"set-{name.replace('/', '.')}-{_landmark_name(step)}"
+
     @property
     def disjoint(self) -> Path:
         """Held-out sets that training does not read, from `ectype evaluate`."""
