@@ -116,6 +116,17 @@ def test_c59_the_same_error_at_the_same_step_stops_after_two_tries(world, tmp_pa
     assert "Traceback" in read_events(drive.what.state.events)[-1]["log_tail"]
 
 
+def test_an_end_over_the_runs_health_is_not_restarted(world, tmp_path):
+    log = "error: 3 updates in a row are not finite\n"
+    turns = [
+        lambda: world.job("stage1-1", pods=RUNNING),
+        end(world, "stage1-1", pod("p-0", "Failed", code=65), message=log),
+    ]
+    memory = Drive(world, tmp_path, *turns).go()
+    assert (memory.outcome, memory.attempt) == ("stopped", 1)
+    assert "3 updates in a row are not finite" in memory.reason
+
+
 def test_failures_without_progress_are_bounded(world, tmp_path):
     turns = []
     for number in range(1, 4):

@@ -23,6 +23,8 @@ if what == "deaf":
 print("ready", flush=True)
 if what == "crashes":
     raise ValueError("bad row")
+if what == "unwell":
+    sys.exit(65)
 if what == "aborts":
     os.abort()
 time.sleep(0.1 if what == "ends" else 60)
@@ -36,7 +38,7 @@ class Stub(LocalJobs):
 
 def start(tmp_path, what, **more):
     jobs = Stub(
-        tmp_path, Training("r", "run"), (len(what.split(",")),), failure_seconds=0.2, environment={"STUB": what}, **more
+        tmp_path, Training("r", "run"), len(what.split(",")), failure_seconds=0.2, environment={"STUB": what}, **more
     )
     backend = local_backend(jobs)
     assert backend.submit("job-1", 0) == ""
@@ -80,6 +82,11 @@ def test_a_program_that_aborts_was_not_taken_away(tmp_path):
     backend, _ = start(tmp_path, "sleeps,aborts")
     report = end_of(backend)
     assert (report.state, report.why) == ("failed", "process 1: killed by SIGABRT")
+
+
+def test_an_end_over_the_runs_health_is_passed_on(tmp_path):
+    backend, _ = start(tmp_path, "unwell,sleeps")
+    assert (end_of(backend).state, end_of(backend).unhealthy) == ("failed", True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

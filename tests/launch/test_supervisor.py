@@ -95,6 +95,15 @@ def test_c59_the_same_error_twice_at_the_same_step_stops_with_the_logs_end(betwe
     assert decision.tail.endswith("ValueError: bad row")
 
 
+def test_an_end_over_the_runs_health_stops_at_once():
+    """Exit 65: from the same checkpoint the same would come again."""
+    story = Story()
+    story.submit()
+    decision = story.look("failed", 40, error="error: the loss is not finite", unhealthy=True)
+    assert (decision.kind, decision.tell) == ("stop", "stop")
+    assert "the loss is not finite" in decision.reason
+
+
 def test_the_same_error_elsewhere_and_another_error_at_the_same_step_go_on():
     story = Story()
     for completed, error in ((10, "A"), (20, "A"), (20, "B")):

@@ -15,7 +15,6 @@ app = typer.Typer(
 RUN_OPTION = typer.Option("--run", help="Run folder; an existing run is resumed.")
 RUN_ARGUMENT = typer.Argument(metavar="RUN", help="Run folder.")
 PROCESSES_OPTION = typer.Option("--processes", min=1, help="Processes of the job, over loopback.")
-OR_SMALLER_OPTION = typer.Option("--or-smaller", min=1, help="Processes to make do with; may repeat.")
 LINES_OPTION = typer.Option("--lines", min=1, help="Lines of each process's log.")
 
 
@@ -42,7 +41,7 @@ def submit(
     from ectype.launch.supervise import submit_once
 
     what = _supervised(
-        recipe, run, target_steps, (processes,), placement, overrides, placement_overrides, index, remap, weights,
+        recipe, run, target_steps, processes, placement, overrides, placement_overrides, index, remap, weights,
         padded_rows, source, state,
     )  # fmt: skip
     if dry_run:
@@ -60,7 +59,6 @@ def resume_until_done(
     run: Annotated[Path, RUN_OPTION],
     target_steps: Annotated[int | None, options.TARGET_OPTION] = None,
     processes: Annotated[int, PROCESSES_OPTION] = 1,
-    or_smaller: Annotated[list[int] | None, OR_SMALLER_OPTION] = None,
     placement: Annotated[str, options.PLACEMENT_OPTION] = "cpu",
     overrides: Annotated[list[str] | None, options.SET_OPTION] = None,
     placement_overrides: Annotated[list[str] | None, options.PLACEMENT_SET_OPTION] = None,
@@ -75,7 +73,6 @@ def resume_until_done(
     preemptions: Annotated[int, options.PREEMPTIONS_OPTION] = 50,
     first_pause_seconds: Annotated[float, options.FIRST_PAUSE_OPTION] = 15.0,
     stall_minutes: Annotated[float, options.STALL_OPTION] = 60.0,
-    grow_after_minutes: Annotated[float | None, options.GROW_OPTION] = None,
     webhook_env: Annotated[str | None, options.WEBHOOK_VARIABLE_OPTION] = None,
     webhook_file: Annotated[Path | None, options.WEBHOOK_FILE_OPTION] = None,
     dry_run: Annotated[bool, options.DRY_RUN_OPTION] = False,
@@ -84,17 +81,14 @@ def resume_until_done(
     """Restart it until done. Example: ectype launch local resume-until-done toy-calm --run runs/calm --processes 2"""
     from dataclasses import replace
 
-    sizes = (processes, *(or_smaller or ()))
     what = _supervised(
-        recipe, run, target_steps, sizes, placement, overrides, placement_overrides, index, remap, weights,
+        recipe, run, target_steps, processes, placement, overrides, placement_overrides, index, remap, weights,
         padded_rows, source, state,
     )  # fmt: skip
     if dry_run:
         options.show_commands(what.backend, f"{what.name}-1")
         return None
-    policy = options.policy_of(
-        len(sizes), failures, preemptions, first_pause_seconds, stall_minutes, None, grow_after_minutes
-    )
+    policy = options.policy_of(1, failures, preemptions, first_pause_seconds, stall_minutes, None, None)
     webhook = options.webhook_of(webhook_env, webhook_file)
     what = replace(what, policy=policy, look_every_seconds=look_every_seconds, webhook=webhook)
     return options.drive(what, json_output)
@@ -163,11 +157,11 @@ def _jobs_in(folder: Any) -> Any:
     from ectype.launch.command import Training
     from ectype.launch.local_jobs import LocalJobs, local_backend
 
-    return local_backend(LocalJobs(folder.jobs, Training("", ""), ()))
+    return local_backend(LocalJobs(folder.jobs, Training("", ""), 1))
 
 
 def _supervised(
-    recipe: str, run: Path, target_steps: int | None, sizes: tuple[int, ...], placement: str,
+    recipe: str, run: Path, target_steps: int | None, processes: int, placement: str,
     overrides: list[str] | None, placement_overrides: list[str] | None, index: str | None, remap: list[str] | None,
     weights: str | None, padded_rows: str | None, source: str | None, state: Path | None,
 ) -> Any:  # fmt: skip
@@ -192,5 +186,5 @@ def _supervised(
     )  # fmt: skip
     training.arguments()
     folder = options.state_of(state, str(run))
-    backend = local_backend(LocalJobs(folder.jobs, training, sizes))
+    backend = local_backend(LocalJobs(folder.jobs, training, processes))
     return Supervised(name_from(str(run)), str(run), target, folder, backend, partial(read_run, run))

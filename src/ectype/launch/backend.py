@@ -14,6 +14,8 @@ class JobReport:
     why: str = ""
     error: str = ""
     tail: str = ""
+    unhealthy: bool = False
+    """The program ended itself over the run's health, and would again from the same checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ectype.errors import EXIT_STOPPED
+from ectype.errors import EXIT_STOPPED, EXIT_UNHEALTHY
 from ectype.launch.supervisor import JobState
 
 Item = Mapping[str, Any]
@@ -32,6 +32,8 @@ class Standing:
     pod: str | None = None
     error: str = ""
     """What ended the job where the log can't tell, as being out of memory."""
+    unhealthy: bool = False
+    """The program ended itself over the run's health."""
 
 
 def standing(
@@ -98,7 +100,8 @@ def _failure(pods: Sequence[Item], message: str) -> Standing:
     if not ends:
         return Standing("preempted", f"no failed pod is left: {message}")
     _, taken, why, pod, error = ends[0]
-    return Standing("preempted" if taken else "failed", f"{pod}: {why}", pod, error)
+    unhealthy = why == f"exit {EXIT_UNHEALTHY}"
+    return Standing("preempted" if taken else "failed", f"{pod}: {why}", pod, error, unhealthy)
 
 
 def _end_of(pod: Item) -> tuple[str, bool, str, str, str] | None:

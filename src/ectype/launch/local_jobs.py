@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ectype.artifacts import read_json, write_json
-from ectype.errors import EXIT_DONE, EXIT_STOPPED, EctypeError
+from ectype.errors import EXIT_DONE, EXIT_STOPPED, EXIT_UNHEALTHY, EctypeError
 from ectype.launch.backend import Backend, JobReport
 from ectype.launch.command import Training, tail_of
 from ectype.launch.keeper import JobFolder
@@ -32,8 +32,7 @@ class LocalJobs:
     folder: Path
     """Where each job gets a folder of its own."""
     training: Training
-    processes: tuple[int, ...]
-    """Processes of each size, the one asked for first."""
+    processes: int
     failure_seconds: float = 5.0
     """How long the other processes may take to end once one has failed."""
     stop_seconds: float = 120.0
@@ -44,38 +43,38 @@ class LocalJobs:
         """The command of each process, without what tells the processes apart."""
         return [sys.executable, "-m", "ectype.cli", *self.training.arguments()]
 
-    def plan(self, size: int) -> dict[str, Any]:
+    def plan(self) -> dict[str, Any]:
         """What the keeper reads."""
         return {
-            "command": self.command(), "processes": self.processes[size], "failure_seconds": self.failure_seconds,
+            "command": self.command(), "processes": self.processes, "failure_seconds": self.failure_seconds,
             "stop_seconds": self.stop_seconds, "environment": self.environment or {},
         }  # fmt: skip
 
 
 def local_backend(jobs: LocalJobs) -> Backend:
-    """Jobs of `jobs` as a backend."""
+    """Jobs of `jobs` as a backend; there is one size."""
     return Backend(
-        submit=lambda name, size: _submit(jobs, name, size),
+        submit=lambda name, size: _submit(jobs, name),
         look=lambda name: look(JobFolder(jobs.folder / name)),
         cancel=lambda name: cancel(JobFolder(jobs.folder / name)),
-        commands=lambda name, size: [_with_number(jobs, size, number) for number in range(jobs.processes[size])],
+        commands=lambda name, size: [_with_number(jobs, number) for number in range(jobs.processes)],
     )
 
 
-def _with_number(jobs: LocalJobs, size: int, number: int) -> list[str]:
-    count = jobs.processes[size]
+def _with_number(jobs: LocalJobs, number: int) -> list[str]:
+    count = jobs.processes
     more = ["--coordinator", "127.0.0.1:PORT", "--processes", str(count), "--process", str(number)]
     return [*jobs.command(), *(more if count > 1 else [])]
 
 
-def _submit(jobs: LocalJobs, name: str, size: int) -> str:
+def _submit(jobs: LocalJobs, name: str) -> str:
     folder = JobFolder(jobs.folder / name)
     alive = [path.parent.name for path in jobs.folder.glob("*/job.lock") if _held(path)]
     if alive:
         return f"{', '.join(alive)} still has living processes"
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
-        write_json(folder.plan, jobs.plan(size))
+        write_json(folder.plan, jobs.plan())
         subprocess.Popen(
             [sys.executable, "-m", "ectype.launch.keeper", str(folder.path)], stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=folder.path.joinpath("keeper.log").open("ab"), start_new_session=True,
@@ -159,7 +158,7 @@ def _ended(folder: JobFolder) -> JobReport:
     how = f"process {first}: {f'killed by {signal.Signals(-code).name}' if code < 0 else f'exit {code}'}"
     if code in _TAKEN_AWAY:
         return JobReport("preempted", how, tail=tail)
-    return JobReport("failed", how, last_error(tail_of(folder.log(first))), tail)
+    return JobReport("failed", how, last_error(tail_of(folder.log(first))), tail, code == EXIT_UNHEALTHY)
 
 
 def _tail(folder: JobFolder, number: int) -> str:

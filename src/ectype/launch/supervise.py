@@ -151,6 +151,7 @@ def _observe(what: Supervised, report: JobReport) -> Observation:
         at=what.now(), job=report.state, completed_updates=reading.completed_updates,
         reached_step=reading.reached_step, error=report.error, tail=report.tail,
         why="; ".join(filter(None, (report.why, reading.why))), stop_asked=what.state.stop.exists(),
+        unhealthy=report.unhealthy,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ The rules, in the order in which they count:
 2. What could not be read says nothing: a listing that failed is no missing job, a run that can't be read is not at 0.
 3. A job that was taken away after progress is submitted again, however often that happens.
 4. Without progress, failures and preemptions each have a budget, and the pause before the next try doubles.
-5. The same error at the same step twice is no accident: stop.
+5. The same error at the same step twice is no accident, and neither is an end over the run's health: stop.
 6. A job that waits for machines, was evicted by its queue, or was suspended by a person, still exists: wait for it.
 """
 
@@ -63,6 +63,8 @@ class Observation:
     why: str = ""
     """What the listing said, for people."""
     stop_asked: bool = False
+    unhealthy: bool = False
+    """The program ended itself over the run's health (exit 65)."""
 
 
 @dataclass(frozen=True)
@@ -249,6 +251,8 @@ def _ended(policy: Policy, memory: Memory, seen: Observation) -> tuple[Decision,
     if seen.job == "succeeded" and not progress:
         return _stop(memory, seen, f"the program ended well, but only {_place(memory)} are recorded")
     after = _with(after, failures=memory.failures + (seen.job == "failed"))
+    if seen.unhealthy:
+        return _stop(after, seen, f"the run is not well, and a restart would meet the same: {seen.error or seen.why}")
     if seen.error:
         step = max(seen.reached_step or 0, memory.completed_updates or 0)
         this = SeenError(text=seen.error, step=step)

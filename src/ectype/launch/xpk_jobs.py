@@ -84,7 +84,7 @@ def look(jobs: ClusterJobs, name: str) -> JobReport:
         return JobReport(stands.state, stands.why)
     log = read_log(jobs, name, stands.pod, LOG_LINES)
     error = (stands.error or last_error(log)) if stands.state == "failed" else ""
-    return JobReport(stands.state, stands.why, error, last_lines(log))
+    return JobReport(stands.state, stands.why, error, last_lines(log), stands.unhealthy)
 
 
 def read_log(jobs: ClusterJobs, name: str, pod: str | None, lines: int) -> str:
