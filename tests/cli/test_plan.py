@@ -6,6 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
+
+from ectype.cli.main import app
 
 TINY = (
     "model.d_model=256", "model.n_heads=2", "model.n_kv_heads=2", "model.head_dim=128", "model.d_ffn=512",
@@ -91,9 +94,14 @@ def test_a_mesh_that_does_not_fit_the_slice_is_refused(cache):
     assert not [path for path in cache.iterdir() if path.is_dir() and not (path / "compiled.json").exists()]
 
 
+def refused(*arguments, cache):
+    """What a question that nothing is compiled for comes to, in this process."""
+    return CliRunner().invoke(app, ["plan", "olmo3-7b-stage1", "--cache", str(cache), "--json", *arguments])
+
+
 def test_an_unknown_topology_is_refused_at_once(tmp_path):
-    done = plan("--topology", "v5p:4x4", "--placement", "v5p-4x4x8", cache=tmp_path)
-    assert done.returncode == 2
+    done = refused("--topology", "v5p:4x4", "--placement", "v5p-4x4x8", cache=tmp_path)
+    assert done.exit_code == 2
     assert "3 sizes" in json.loads(done.stdout)["error"]["expected"]
 
 
@@ -108,6 +116,6 @@ def test_an_unknown_topology_is_refused_at_once(tmp_path):
     ],
 )
 def test_questions_that_make_no_sense_are_refused_at_once(more, said, tmp_path):
-    done = plan("--topology", "v5p:2x2x1", "--placement", "v5p-4x4x8", *more, cache=tmp_path)
-    assert done.returncode == 2, done.stderr
+    done = refused("--topology", "v5p:2x2x1", "--placement", "v5p-4x4x8", *more, cache=tmp_path)
+    assert done.exit_code == 2, done.stderr
     assert said in json.loads(done.stdout)["error"]["expected"]
