@@ -15,6 +15,7 @@ from ectype.data.index import load_index
 from ectype.data.order import make_order
 from ectype.recipe.load import load_recipe
 from ectype.run.checkpoints import finished_steps
+from ectype.run.status import run_status
 
 STEPS = 30
 SETTINGS = [
@@ -104,7 +105,10 @@ def test_killing_one_ends_all_and_a_restart_continues(one, tmp_path):
     codes, _ = finish(started, 150)
     assert time.monotonic() - killed < 120
     assert all(code != 0 for code in codes)
+    silent = [found.process for found in run_status(run, time.time() + 1000).findings if found.kind == "lost"]
+    assert 1 in silent  # Process 0 may have had the time to say that it failed.
     codes, errors = finish(start(run))
+    assert run_status(run).state == "finished"
     assert codes == [0], errors
     assert_follows(run, one)
 

@@ -62,15 +62,16 @@ class Pulse:
         finally:
             self._done.set()
             self._thread.join(timeout=self._policy.heartbeat_seconds)
-            self._write(ended, error)
+            self.write(ended, error)
 
     def _beat(self) -> None:
         while True:
-            self._write(None, None)
+            self.write()
             if self._done.wait(self._policy.heartbeat_seconds):
                 return
 
-    def _write(self, ended: End | None, error: str | None) -> None:
+    def write(self, ended: End | None = None, error: str | None = None) -> None:
+        """Write one heartbeat, as the thread does every few seconds."""
         name, stage, since = self._watchdog.current
         now = time.monotonic()
         # As tuples, which are taken at once: the loop's thread appends meanwhile.
