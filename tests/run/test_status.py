@@ -1,6 +1,7 @@
 """`ectype status` over made-up run folders, and the Prometheus text read by an independent parser."""
 
 import json
+import threading
 import time
 
 import pytest
@@ -167,6 +168,19 @@ def test_following_ends_when_the_run_is_finished(run):
     write_heartbeat(run.path, heartbeat(step=640, ended="done"))
     shown = invoke(run.path, "--follow", "--json")
     assert (shown.exit_code, json.loads(shown.stdout)["state"]) == (0, "finished")
+
+
+def test_following_looks_again_until_then(run, tmp_path):
+    write_heartbeat(run.path, heartbeat(at_unix_seconds=time.time()))
+    finish = threading.Timer(0.5, lambda: (run.checkpoint(640) / META_ITEM).mkdir(parents=True))
+    finish.start()
+    ended = threading.Timer(0.4, lambda: write_heartbeat(run.path, heartbeat(step=640, ended="done")))
+    ended.start()
+    file = tmp_path / "ectype.prom"
+    shown = invoke(run.path, "--follow", "--every-seconds", 0.1, "--json", "--textfile", file)
+    states = [json.loads(line)["state"] for line in shown.stdout.splitlines()]
+    assert (states[0], states[-1], len(states) > 2) == ("training", "finished", True)
+    assert 'state="finished"} 1' in file.read_text()
 
 
 def test_what_is_no_run_and_options_that_do_not_fit_are_refused(run, tmp_path):
