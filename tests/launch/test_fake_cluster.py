@@ -1,16 +1,18 @@
 """The supervisor against stand-ins for xpk, kubectl and gcloud on PATH: each sequence leads to the right decision."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from fake_cluster import World, condition, pod
 
+from ectype.errors import EctypeError
 from ectype.launch.command import Training, call
-from ectype.launch.events import read_events
+from ectype.launch.events import Webhook, read_events
 from ectype.launch.run_record import read_bucket_run
 from ectype.launch.settings import Cluster, Slice
-from ectype.launch.supervise import StateFolder, Supervised, supervise
+from ectype.launch.supervise import StateFolder, Supervised, submit_once, supervise
 from ectype.launch.supervisor import Policy
 from ectype.launch.xpk import Container
 from ectype.launch.xpk_jobs import ClusterJobs, cluster_backend, look
@@ -269,6 +271,36 @@ def test_a_submission_that_fails_is_tried_again_with_pauses_and_then_given_up(wo
     memory = drive.go()
     assert (memory.outcome, len(drive.created())) == ("stopped", 2)
     assert "the submission failed: xpk: [XPK] Error: quota exceeded" in memory.reason
+
+
+def test_a_second_supervisor_is_refused(world, tmp_path):
+    first = Drive(world, tmp_path)
+    second = Drive(world, tmp_path)
+
+    def intrude():
+        with pytest.raises(EctypeError, match="another supervisor"):
+            second.go()
+
+    first.turns = [intrude, lambda: world.run(100), None]
+    assert first.go().outcome == "done"
+
+
+def test_a_webhook_that_does_not_answer_stops_nothing(world, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOOK", "http://127.0.0.1:1/s3cret")
+    drive = Drive(world, tmp_path, *[lambda: world.run(100)] * 5)
+    drive.what = replace(drive.what, webhook=Webhook("HOOK"))
+    assert drive.go().outcome == "done"
+    [told] = [row for row in read_events(drive.what.state.events) if row["event"] == "webhook"]
+    assert (told["about"], told["fault"]) == ("finish", "URLError")
+    assert "s3cret" not in drive.what.state.events.read_text() + drive.what.state.memory.read_text()
+
+
+def test_a_run_that_cannot_be_read_is_not_submitted(world, tmp_path):
+    world.answer("gcloud-ls", err="ERROR: denied", code=1)
+    drive = Drive(world, tmp_path)
+    with pytest.raises(EctypeError, match="can't be read: gcloud storage ls: ERROR: denied"):
+        submit_once(drive.what)
+    assert drive.created() == []
 
 
 def test_a_new_supervisor_takes_up_the_job_of_a_dead_one(world, tmp_path):

@@ -119,7 +119,7 @@ def test_a_tpu_jobset_fits_its_schema_and_has_the_slices_machines():
     assert pod.metadata == {"annotations": {"gke-gcsfuse/volumes": "true"}}
     assert [volume.name for volume in pod.spec.volumes] == ["shared-memory", "volume-0", "volume-1"]
     assert made.metadata.labels == {"kueue.x-k8s.io/queue-name": "q"}
-    assert "--coordinator" not in pod.spec.containers[0].args
+    assert pod.spec.containers[0].args[-2:] == ["--coordinator", "auto"]
 
 
 def test_a_gpu_jobset_tells_its_processes_where_to_meet():
@@ -135,7 +135,8 @@ def test_arguments_come_through_kubernetes_as_they_are():
 
     container = jobset(plan(tpu_machines("v5p-4x4x8", 1)), NASTY)["spec"]["replicatedJobs"][0]["template"]["spec"]
     arguments = container["template"]["spec"]["containers"][0]["args"]
-    assert [by_kubernetes(value, {"HOME": "wrong"}) for value in arguments] == NASTY.arguments()
+    expected = [*NASTY.arguments(), "--coordinator", "auto"]
+    assert [by_kubernetes(value, {"HOME": "wrong"}) for value in arguments] == expected
 
 
 def test_c59_machines_taken_away_restart_without_limit_and_failures_do_not():

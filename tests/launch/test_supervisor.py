@@ -153,6 +153,17 @@ def test_a_failed_listing_is_told_once_when_it_lasts():
     assert told.index("stall") == 4
 
 
+@pytest.mark.parametrize("job", ["none", "failed"])
+def test_a_run_that_cannot_be_read_is_told_once_when_it_lasts(job):
+    story = Story()
+    if job != "none":
+        story.submit()
+    looks = [story.look(job, None, seconds=300, why="no mount") for _ in range(10)]
+    assert [decision.kind for decision in looks] == ["wait"] * 10
+    assert "no mount" in looks[0].reason
+    assert [decision.tell for decision in looks].index("stall") == 4
+
+
 def test_a_job_counts_as_deleted_only_after_two_sound_listings_without_it():
     story = Story()
     story.submit()

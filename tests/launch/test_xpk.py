@@ -137,7 +137,8 @@ CREATE = (
     "xpk workload create --cluster cluster --project project --zone us-central1-a --namespace default"
     " --workload {job} --device-type tpu7x-512 --num-slices 1 --docker-image image:1 --priority high --max-restarts 0"
     " --termination-grace-period-seconds 300 --storage runs --command 'exec ectype train {recipe}"
-    " --run /mnt/bucket/runs/{name} --placement tpu7x-4x8x8 --index /mnt/bucket/index.json {source} --until {until}'"
+    " --run /mnt/bucket/runs/{name} --placement tpu7x-4x8x8 --index /mnt/bucket/index.json {source}"
+    " --until {until} --coordinator auto'"
 )
 FIRST = CREATE.format(
     job="stage1-1", recipe="olmo3-7b-stage1", name="stage1", source="--weights /mnt/bucket/step0", until=597046

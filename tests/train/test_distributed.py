@@ -7,10 +7,11 @@ import sys
 import pytest
 
 JOIN = """
+import sys
 import jax
 jax.config.update("jax_platforms", "cpu")
 from ectype.train.distributed import join
-join(None, None, None)
+join(sys.argv[1] if sys.argv[1:] else None, None, None)
 print(jax.process_index(), jax.process_count())
 """
 STEP = {
@@ -19,17 +20,27 @@ STEP = {
 }  # fmt: skip
 
 
-def start(**variables):
+def start(*arguments, **variables):
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "TPU_"))}
-    return subprocess.Popen([sys.executable, "-c", JOIN], env=clean | variables, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", JOIN, *arguments]
+    return subprocess.Popen(command, env=clean | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_processes_that_srun_started_find_each_other():
-    job = str(os.getpid())  # JAX takes the port from it
-    started = [start(**STEP | {"SLURM_JOB_ID": job, "SLURM_PROCID": str(number)}) for number in (0, 1)]
+@pytest.mark.parametrize("asked", [(), ("auto",)], ids=["unasked", "asked"])
+def test_processes_that_srun_started_find_each_other(asked):
+    job = str(os.getpid() + len(asked))  # JAX takes the port from it
+    started = [start(*asked, **STEP | {"SLURM_JOB_ID": job, "SLURM_PROCID": str(number)}) for number in (0, 1)]
     assert [process.communicate(timeout=120)[0].split() for process in started] == [["0", "2"], ["1", "2"]]
 
 
 @pytest.mark.parametrize("variables", [{}, {"SLURM_JOB_ID": "7"}], ids=["alone", "in a batch script without srun"])
 def test_a_process_without_others_waits_for_none(variables):
     assert start(**variables).communicate(timeout=60)[0].split() == ["0", "1"]
+
+
+def test_a_process_that_must_have_others_does_not_train_alone():
+    """On a machine that tells of no cluster, `auto` is an error, not a run of one process."""
+    output, errors = start("auto").communicate(timeout=60)
+    assert output == ""
+    assert "EctypeError" in errors
+    assert "could not join" in errors

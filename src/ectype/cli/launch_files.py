@@ -59,6 +59,8 @@ def slurm_submit(
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Write a job script, or submit it. Example: ectype launch slurm submit toy-calm --run runs/calm --nodes 2"""
+    from dataclasses import replace
+
     from ectype.launch.command import check_environment
     from ectype.launch.settings import check_name, name_from
     from ectype.launch.slurm import SlurmJob, slurm_script
@@ -68,7 +70,7 @@ def slurm_submit(
         time_limit, partition, account, log_folder, container=container,
         environment=tuple(check_environment(tuple(env or ())).items()),
     )  # fmt: skip
-    text = slurm_script(job, _training(dict(locals())))
+    text = slurm_script(job, replace(_training(dict(locals())), coordinator="auto"))
     path = script or Path(f"{job.name}.sbatch")
     if dry_run:
         print(text, end="")

@@ -47,6 +47,7 @@ def submit(
     if dry_run:
         options.show_commands(what.backend, f"{what.name}-1")
         return
+    run.parent.mkdir(parents=True, exist_ok=True)
     job = submit_once(what)
     record = {"job": job, "folder": str(what.state.jobs / job)}
     emit(record, json_output, lambda: print(f"{job} runs; its logs are in {record['folder']}"))
@@ -88,6 +89,7 @@ def resume_until_done(
     if dry_run:
         options.show_commands(what.backend, f"{what.name}-1")
         return None
+    run.parent.mkdir(parents=True, exist_ok=True)
     policy = options.policy_of(1, failures, preemptions, first_pause_seconds, stall_minutes, None, None)
     webhook = options.webhook_of(webhook_env, webhook_file)
     what = replace(what, policy=policy, look_every_seconds=look_every_seconds, webhook=webhook)

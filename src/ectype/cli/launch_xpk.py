@@ -300,7 +300,7 @@ def _training(given: dict[str, Any], run: str) -> Any:
         return Training(
             given["recipe"], str(in_job(run, mounts)), placement, overrides, tuple(given["placement_overrides"] or ()),
             given["index"], tuple(given["remap"] or ()), paths["weights"], paths["padded_rows"], paths["source"],
-            target,
+            target, "auto",
         )  # fmt: skip
 
     return target, training

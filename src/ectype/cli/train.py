@@ -15,7 +15,9 @@ PADDED_ROWS_OPTION = typer.Option("--padded-rows", help="Side file with rows tha
 FROM_STEP_OPTION = typer.Option(
     "--from-step", min=0, help="Roll back to this checkpoint first; later ones are archived."
 )
-COORDINATOR_OPTION = typer.Option("--coordinator", help="HOST:PORT of process 0 of a job of several processes.")
+COORDINATOR_OPTION = typer.Option(
+    "--coordinator", help="HOST:PORT of process 0 of a job of several processes; auto asks the cluster."
+)
 PROFILE_OPTION = typer.Option(
     "--profile", metavar="STEPS", help="Write an XProf trace of these steps, as 10-12, to RUN/profile."
 )

@@ -38,6 +38,8 @@ class Training:
     padded_rows: str | None = None
     source: str | None = None
     until: int | None = None
+    coordinator: str | None = None
+    """`auto` where the cluster tells processes of each other, so that none ever trains alone by mistake."""
 
     def arguments(self) -> list[str]:
         """The arguments behind `ectype`.
@@ -50,7 +52,7 @@ class Training:
         options += [("--placement-set", value) for value in self.placement_overrides]
         options += [("--index", self.index), *(("--remap", value) for value in self.remap)]
         options += [("--weights", self.weights), ("--padded-rows", self.padded_rows), ("--from", self.source)]
-        options += [("--until", None if self.until is None else str(self.until))]
+        options += [("--until", None if self.until is None else str(self.until)), ("--coordinator", self.coordinator)]
         given = [
             "train",
             self.recipe,

@@ -187,7 +187,9 @@ def _container(plan: JobSetPlan, training: Training) -> dict[str, Any]:
 def _together(plan: JobSetPlan) -> list[str]:
     """How the processes find each other: on TPUs by what GKE tells them, elsewhere by the job's index."""
     machines = plan.machines
-    if machines.resource == "google.com/tpu" or machines.per_replica == 1:
+    if machines.resource == "google.com/tpu":
+        return ["--coordinator", "auto"]
+    if machines.per_replica == 1:
         return []
     first = f"{plan.name}-{_WORKERS}-0-0.{plan.name}"
     number = ["--processes", str(machines.per_replica), "--process", "$(JOB_COMPLETION_INDEX)"]

@@ -39,7 +39,7 @@ class Memory(Section):
     waiting_since: float | None = None
     """Since when the job waits for machines."""
     unknown_since: float | None = None
-    """Since when no listing could be read."""
+    """Since when jobs or run could not be read."""
     not_before: float = 0.0
     """No job is submitted before."""
     failures_without_progress: int = 0

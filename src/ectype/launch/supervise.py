@@ -126,11 +126,16 @@ def submit_once(what: Supervised) -> str:
                 f"{memory.job} is {report.state}", "no job of this run under way",
                 "wait for it, or `stop` it; two jobs must never write one run",
             )  # fmt: skip
-        completed = what.read().completed_updates
+        reading = what.read()
+        if (completed := reading.completed_updates) is None:
+            raise EctypeError(
+                f"{what.run} can't be read: {reading.why}", "a run folder, or a place for a new one",
+                "check the path, the mount and the credentials",
+            )  # fmt: skip
         memory = memory.model_copy(
             update={
-                "attempt": memory.attempt + 1, "completed_at_submit": completed or 0, "job_was_listed": False,
-                "completed_updates": completed if memory.completed_updates is None else memory.completed_updates,
+                "attempt": memory.attempt + 1, "completed_at_submit": completed, "job_was_listed": False,
+                "completed_updates": max(completed, memory.completed_updates or 0),
                 "progressed_at": what.now(), "ending_for_size": None,
             }
         )  # fmt: skip

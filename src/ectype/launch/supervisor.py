@@ -90,7 +90,7 @@ def decide(policy: Policy, memory: Memory, seen: Observation) -> tuple[Decision,
         case "unknown":
             return _unknown(policy, memory, seen, "the listing of jobs failed")
         case "none":
-            return _between(memory, seen)
+            return _between(policy, memory, seen)
         case "pending" | "evicted":
             return _waiting(policy, memory, seen)
         case "suspended":
@@ -131,8 +131,8 @@ def _noted(memory: Memory, seen: Observation) -> tuple[Memory, bool]:
     if seen.job == "unknown":
         changes["missing_listings"] = memory.missing_listings
     elif seen.job not in ("none", "deleted"):
-        changes |= {"unknown_since": None, "job_was_listed": True, "submit_error": ""}
-    else:
+        changes |= {"job_was_listed": True, "submit_error": ""}
+    if seen.job != "unknown" and now is not None:
         changes["unknown_since"] = None
     if seen.job not in ("pending", "evicted", "unknown"):
         changes["waiting_since"] = None
@@ -174,9 +174,9 @@ def _unknown(policy: Policy, memory: Memory, seen: Observation, why: str) -> tup
     return _told(policy, _with(memory, unknown_since=since), seen, f"{words}; trying again", since)
 
 
-def _between(memory: Memory, seen: Observation) -> tuple[Decision, Memory]:
+def _between(policy: Policy, memory: Memory, seen: Observation) -> tuple[Decision, Memory]:
     if memory.completed_updates is None:
-        return Decision("wait", "the run's record could not be read; trying again"), memory
+        return _unknown(policy, memory, seen, "the run's record could not be read")
     if seen.at < memory.not_before:
         return Decision("wait", f"next try in {memory.not_before - seen.at:.0f} s: {memory.reason}"), memory
     attempt = memory.attempt + 1

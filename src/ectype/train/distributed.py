@@ -11,6 +11,8 @@ from ectype.errors import EctypeError
 HEARTBEAT_TIMEOUT_SECONDS = 60
 """After this long without a sign of a process, the runtime ends all others."""
 # `srun` sets Slurm's name for its steps; a batch script alone has no processes to find.
+AUTOMATIC = "auto"
+"""In the place of an address: the cluster tells, and where it does not, nothing is trained."""
 _AUTO_DETECTED = (
     "SLURM_STEP_NODELIST",
     "OMPI_COMM_WORLD_SIZE",
@@ -23,24 +25,28 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
     """Join the job's other processes, before anything touches a device; alone, do nothing.
 
     Args:
-        coordinator: host:port of process 0. None: JAX finds it on TPU VMs, GKE, Slurm and Open MPI.
+        coordinator: host:port of process 0. "auto": JAX finds it on TPU VMs, GKE, Slurm and Open MPI, or this is an
+            error. None: the same where the environment speaks of such a cluster, else alone.
         processes, process: the job's size and this process's number, given together with `coordinator`.
 
     Raises:
         EctypeError: only some of the three are given, or the others cannot be reached.
     """
-    given = [value is not None for value in (coordinator, processes, process)]
+    automatic = coordinator == AUTOMATIC
+    given = [value is not None for value in (None if automatic else coordinator, processes, process)]
     if any(given) and not all(given):
         raise EctypeError(
-            f"coordinator {coordinator}, processes {processes}, process {process}", "all three, or none",
+            f"coordinator {coordinator}, processes {processes}, process {process}", "all three, none, or auto alone",
             "give --coordinator HOST:PORT --processes N --process I to every process",
         )  # fmt: skip
-    if not any(given) and not any(name in os.environ for name in _AUTO_DETECTED):
+    if not automatic and not any(given) and not any(name in os.environ for name in _AUTO_DETECTED):
         return
     # Collectives between CPU processes; other platforms bring their own.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
-        jax.distributed.initialize(coordinator, processes, process, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS)
+        jax.distributed.initialize(
+            None if automatic else coordinator, processes, process, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS
+        )
     except (RuntimeError, ValueError) as error:
         raise EctypeError(
             f"process {process} of {processes} could not join {coordinator}: {error}", "every process of the job up",
