@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ectype.cli import launch_options as options
-from ectype.cli.output import JSON_OPTION, REMAP_OPTION, emit, verb
+from ectype.cli.output import JSON_OPTION, emit, verb
 
 slurm_app = typer.Typer(
     help="Run a recipe under Slurm. Example: ectype launch slurm submit toy-calm --run runs/calm", no_args_is_help=True
@@ -28,10 +28,7 @@ ENV_OPTION = typer.Option("--env", metavar="NAME=VALUE", help="Environment of th
 RESTARTS_OPTION = typer.Option("--failures", min=0, help="Restarts after failures; preemptions do not count.")
 
 
-@slurm_app.command("submit")
-@verb
-def slurm_submit(
-    recipe: Annotated[str, options.RECIPE_ARGUMENT],
+def _slurm_job(
     run: Annotated[Path, RUN_OPTION],
     nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
     tasks_per_node: Annotated[int, typer.Option(min=1, help="Processes on each.")] = 1,
@@ -46,37 +43,42 @@ def slurm_submit(
     name: Annotated[str | None, NAME_OPTION] = None,
     script: Annotated[Path | None, SCRIPT_OPTION] = None,
     submit: Annotated[bool, SUBMIT_OPTION] = False,
-    target_steps: Annotated[int | None, options.TARGET_OPTION] = None,
     placement: Annotated[str, options.PLACEMENT_OPTION] = "gpu-8xh100",
-    overrides: Annotated[list[str] | None, options.SET_OPTION] = None,
-    placement_overrides: Annotated[list[str] | None, options.PLACEMENT_SET_OPTION] = None,
-    index: Annotated[str | None, options.INDEX_OPTION] = None,
-    remap: Annotated[list[str] | None, REMAP_OPTION] = None,
-    weights: Annotated[str | None, options.WEIGHTS_OPTION] = None,
-    padded_rows: Annotated[str | None, options.PADDED_ROWS_OPTION] = None,
-    source: Annotated[str | None, options.SOURCE_OPTION] = None,
     dry_run: Annotated[bool, options.DRY_RUN_OPTION] = False,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
+    """What Slurm is asked for."""
+
+
+@slurm_app.command("submit")
+@verb
+@options.sharing(options.training_inputs, _slurm_job)
+def slurm_submit(given: dict[str, Any]) -> None:
     """Write a job script, or submit it. Example: ectype launch slurm submit toy-calm --run runs/calm --nodes 2"""
     from dataclasses import replace
 
     from ectype.launch.command import check_environment
-    from ectype.launch.settings import check_name, name_from
     from ectype.launch.slurm import SlurmJob, slurm_script
 
+    asked = ("nodes", "tasks_per_node", "gpus_per_node", "cpus_per_task", "time_limit", "partition", "account")
     job = SlurmJob(
-        check_name(name) if name else name_from(str(run)), nodes, tasks_per_node, gpus_per_node, cpus_per_task,
-        time_limit, partition, account, log_folder, container=container,
-        environment=tuple(check_environment(tuple(env or ())).items()),
+        _name(given), **{key: given[key] for key in (*asked, "log_folder", "container")},
+        environment=tuple(check_environment(tuple(given["env"] or ())).items()),
     )  # fmt: skip
-    text = slurm_script(job, replace(_training(dict(locals())), coordinator="auto"))
-    path = script or Path(f"{job.name}.sbatch")
-    if dry_run:
+    text = slurm_script(job, replace(_training(given), coordinator="auto"))
+    path = given["script"] or Path(f"{job.name}.sbatch")
+    if given["dry_run"]:
         print(text, end="")
         return
-    record = _write_and_submit(path, text, submit)
-    emit(record, json_output, lambda: print(record.get("answer") or f"{path} is written; submit it with sbatch {path}"))
+    record = _write_and_submit(path, text, given["submit"])
+    words = record.get("answer") or f"{path} is written; submit it with sbatch {path}"
+    emit(record, given["json_output"], lambda: print(words))
+
+
+def _name(given: dict[str, Any]) -> str:
+    from ectype.launch.settings import check_name, name_from
+
+    return check_name(given["name"]) if given["name"] else name_from(str(given["run"]))
 
 
 def _write_and_submit(path: Path, text: str, submit: bool) -> dict[str, Any]:
@@ -93,9 +95,7 @@ def _write_and_submit(path: Path, text: str, submit: bool) -> dict[str, Any]:
     return {"script": str(path), "answer": ran.output.strip()}
 
 
-@verb
-def manifest(
-    recipe: Annotated[str, options.RECIPE_ARGUMENT],
+def _jobset(
     run: Annotated[str, typer.Option("--run", help="Run folder, as the job sees it, below a mounted volume.")],
     image: Annotated[str, typer.Option("--image", envvar="ECTYPE_IMAGE", help="Container image with Ectype in it.")],
     queue: Annotated[str, QUEUE_OPTION],
@@ -113,39 +113,37 @@ def manifest(
     claim: Annotated[list[str] | None, CLAIM_OPTION] = None,
     failures: Annotated[int, RESTARTS_OPTION] = 5,
     out: Annotated[Path | None, OUT_OPTION] = None,
-    target_steps: Annotated[int | None, options.TARGET_OPTION] = None,
-    placement: Annotated[str | None, options.PLACEMENT_OPTION] = None,
-    overrides: Annotated[list[str] | None, options.SET_OPTION] = None,
-    placement_overrides: Annotated[list[str] | None, options.PLACEMENT_SET_OPTION] = None,
-    index: Annotated[str | None, options.INDEX_OPTION] = None,
-    remap: Annotated[list[str] | None, REMAP_OPTION] = None,
-    weights: Annotated[str | None, options.WEIGHTS_OPTION] = None,
-    padded_rows: Annotated[str | None, options.PADDED_ROWS_OPTION] = None,
-    source: Annotated[str | None, options.SOURCE_OPTION] = None,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
+    """What goes into a JobSet."""
+
+
+@verb
+@options.sharing(options.training_inputs, _jobset)
+def manifest(given: dict[str, Any]) -> None:
     """Write a JobSet for Kueue. Example: ectype launch manifest toy-calm --run /mnt/calm --image IMAGE --queue Q ..."""
     from ectype.launch.manifest import jobset, manifest_text
     from ectype.launch.settings import check_in_image, placement_for
 
-    given = dict(locals())
-    if placement is None:
-        given["placement"] = "gpu-8xh100" if gpus else placement_for(device_type or "", num_slices)
-    check_in_image(recipe, given["placement"])
-    plan, training = _plan(given), _training(given)
+    if given["placement"] is None:
+        slices = (given["device_type"] or "", given["num_slices"])
+        given["placement"] = "gpu-8xh100" if given["gpus"] else placement_for(*slices)
+    check_in_image(given["recipe"], given["placement"])
+    plan, training, out = _plan(given), _training(given), given["out"]
     text = manifest_text(plan, training)
     if out is not None:
         from ectype.artifacts import write_bytes_atomic
 
         write_bytes_atomic(out, text.encode())
         print(f"{out} is written; apply it with kubectl apply -f {out}", file=sys.stderr)
-    emit({"manifest": jobset(plan, training)}, json_output, lambda: None if out else print(text, end=""))
+    record = {"manifest": jobset(plan, training)}
+    emit(record, given["json_output"], lambda: None if out else print(text, end=""))
 
 
 def _plan(given: dict[str, Any]) -> Any:
     from ectype.launch.command import check_argument, check_environment, check_secrets
     from ectype.launch.manifest import JobSetPlan, gpu_machines, tpu_machines
-    from ectype.launch.settings import check_name, name_from, parse_volumes, require
+    from ectype.launch.settings import parse_volumes, require
 
     if given["gpus"] is None:
         require({"device_type": given["device_type"]})
@@ -153,9 +151,8 @@ def _plan(given: dict[str, Any]) -> Any:
     else:
         machines = gpu_machines(given["gpus"], given["nodes"])
     check_argument(given["image"])
-    name = check_name(given["name"]) if given["name"] else name_from(given["run"])
     return JobSetPlan(
-        name, given["image"], given["queue"], machines,
+        _name(given), given["image"], given["queue"], machines,
         given["namespace"], given["priority"], tuple(check_environment(tuple(given["env"] or ())).items()),
         check_secrets(tuple(given["secret_env"] or ())), parse_volumes("--bucket", given["bucket"]),
         parse_volumes("--claim", given["claim"]), given["service_account"], given["failures"],
@@ -163,15 +160,9 @@ def _plan(given: dict[str, Any]) -> Any:
 
 
 def _training(given: dict[str, Any]) -> Any:
-    from ectype.launch.command import Training
     from ectype.launch.settings import check_target
 
-    overrides = tuple(given["overrides"] or ())
-    check_target(given["recipe"], overrides, given["target_steps"] or 1)
-    training = Training(
-        given["recipe"], str(given["run"]), given["placement"], overrides, tuple(given["placement_overrides"] or ()),
-        given["index"], tuple(given["remap"] or ()), given["weights"], given["padded_rows"], given["source"],
-        given["target_steps"],
-    )  # fmt: skip
+    check_target(given["recipe"], tuple(given["overrides"] or ()), given["target_steps"] or 1)
+    training = options.training_of(given, str(given["run"]), given["target_steps"])
     training.arguments()
     return training

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from ectype.cli import launch_options as options
-from ectype.cli.output import JSON_OPTION, REMAP_OPTION, emit, verb
+from ectype.cli.output import JSON_OPTION, emit, verb
 
 app = typer.Typer(
     help="Run a recipe as processes of this machine. Example: ectype launch local status runs/calm",
@@ -18,82 +18,50 @@ PROCESSES_OPTION = typer.Option("--processes", min=1, help="Processes of the job
 LINES_OPTION = typer.Option("--lines", min=1, help="Lines of each process's log.")
 
 
-@app.command()
-@verb
-def submit(
-    recipe: Annotated[str, options.RECIPE_ARGUMENT],
+def _local(
     run: Annotated[Path, RUN_OPTION],
-    target_steps: Annotated[int | None, options.TARGET_OPTION] = None,
     processes: Annotated[int, PROCESSES_OPTION] = 1,
     placement: Annotated[str, options.PLACEMENT_OPTION] = "cpu",
-    overrides: Annotated[list[str] | None, options.SET_OPTION] = None,
-    placement_overrides: Annotated[list[str] | None, options.PLACEMENT_SET_OPTION] = None,
-    index: Annotated[str | None, options.INDEX_OPTION] = None,
-    remap: Annotated[list[str] | None, REMAP_OPTION] = None,
-    weights: Annotated[str | None, options.WEIGHTS_OPTION] = None,
-    padded_rows: Annotated[str | None, options.PADDED_ROWS_OPTION] = None,
-    source: Annotated[str | None, options.SOURCE_OPTION] = None,
-    state: Annotated[Path | None, options.STATE_OPTION] = None,
     dry_run: Annotated[bool, options.DRY_RUN_OPTION] = False,
-    json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
+    """Where it runs."""
+
+
+@app.command()
+@verb
+@options.sharing(options.training_inputs, options.ends, _local)
+def submit(given: dict[str, Any]) -> None:
     """Start one job and return. Example: ectype launch local submit toy-calm --run runs/calm --processes 2"""
     from ectype.launch.supervise import submit_once
 
-    what = _supervised(
-        recipe, run, target_steps, processes, placement, overrides, placement_overrides, index, remap, weights,
-        padded_rows, source, state,
-    )  # fmt: skip
-    if dry_run:
+    what = _supervised(given)
+    if given["dry_run"]:
         options.show_commands(what.backend, f"{what.name}-1")
         return
-    run.parent.mkdir(parents=True, exist_ok=True)
+    given["run"].parent.mkdir(parents=True, exist_ok=True)
     job = submit_once(what)
     record = {"job": job, "folder": str(what.state.jobs / job)}
-    emit(record, json_output, lambda: print(f"{job} runs; its logs are in {record['folder']}"))
+    emit(record, given["json_output"], lambda: print(f"{job} runs; its logs are in {record['folder']}"))
+
+
+def _local_patience(
+    look_every_seconds: Annotated[float, options.LOOK_OPTION] = 2.0,
+    first_pause_seconds: Annotated[float, options.FIRST_PAUSE_OPTION] = 15.0,
+) -> None:
+    """Shorter than on a cluster."""
 
 
 @app.command("resume-until-done")
 @verb
-def resume_until_done(
-    recipe: Annotated[str, options.RECIPE_ARGUMENT],
-    run: Annotated[Path, RUN_OPTION],
-    target_steps: Annotated[int | None, options.TARGET_OPTION] = None,
-    processes: Annotated[int, PROCESSES_OPTION] = 1,
-    placement: Annotated[str, options.PLACEMENT_OPTION] = "cpu",
-    overrides: Annotated[list[str] | None, options.SET_OPTION] = None,
-    placement_overrides: Annotated[list[str] | None, options.PLACEMENT_SET_OPTION] = None,
-    index: Annotated[str | None, options.INDEX_OPTION] = None,
-    remap: Annotated[list[str] | None, REMAP_OPTION] = None,
-    weights: Annotated[str | None, options.WEIGHTS_OPTION] = None,
-    padded_rows: Annotated[str | None, options.PADDED_ROWS_OPTION] = None,
-    source: Annotated[str | None, options.SOURCE_OPTION] = None,
-    state: Annotated[Path | None, options.STATE_OPTION] = None,
-    look_every_seconds: Annotated[float, options.LOOK_OPTION] = 2.0,
-    failures: Annotated[int, options.FAILURES_OPTION] = 5,
-    preemptions: Annotated[int, options.PREEMPTIONS_OPTION] = 50,
-    first_pause_seconds: Annotated[float, options.FIRST_PAUSE_OPTION] = 15.0,
-    stall_minutes: Annotated[float, options.STALL_OPTION] = 60.0,
-    webhook_env: Annotated[str | None, options.WEBHOOK_VARIABLE_OPTION] = None,
-    webhook_file: Annotated[Path | None, options.WEBHOOK_FILE_OPTION] = None,
-    dry_run: Annotated[bool, options.DRY_RUN_OPTION] = False,
-    json_output: Annotated[bool, JSON_OPTION] = False,
-) -> int | None:
+@options.sharing(options.training_inputs, options.supervision, options.ends, _local, _local_patience)
+def resume_until_done(given: dict[str, Any]) -> int | None:
     """Restart it until done. Example: ectype launch local resume-until-done toy-calm --run runs/calm --processes 2"""
-    from dataclasses import replace
-
-    what = _supervised(
-        recipe, run, target_steps, processes, placement, overrides, placement_overrides, index, remap, weights,
-        padded_rows, source, state,
-    )  # fmt: skip
-    if dry_run:
+    what = _supervised(given)
+    if given["dry_run"]:
         options.show_commands(what.backend, f"{what.name}-1")
         return None
-    run.parent.mkdir(parents=True, exist_ok=True)
-    policy = options.policy_of(1, failures, preemptions, first_pause_seconds, stall_minutes, None, None)
-    webhook = options.webhook_of(webhook_env, webhook_file)
-    what = replace(what, policy=policy, look_every_seconds=look_every_seconds, webhook=webhook)
-    return options.drive(what, json_output)
+    given["run"].parent.mkdir(parents=True, exist_ok=True)
+    return options.drive(options.with_supervision(what, given), given["json_output"])
 
 
 @app.command()
@@ -162,31 +130,23 @@ def _jobs_in(folder: Any) -> Any:
     return local_backend(LocalJobs(folder.jobs, Training("", ""), 1))
 
 
-def _supervised(
-    recipe: str, run: Path, target_steps: int | None, processes: int, placement: str,
-    overrides: list[str] | None, placement_overrides: list[str] | None, index: str | None, remap: list[str] | None,
-    weights: str | None, padded_rows: str | None, source: str | None, state: Path | None,
-) -> Any:  # fmt: skip
+def _supervised(given: dict[str, Any]) -> Any:
     """The run as the supervisor knows it; every input is read once here, so that no job starts with a bad one."""
     from functools import partial
 
-    from ectype.launch.command import Training
     from ectype.launch.local_jobs import LocalJobs, local_backend
     from ectype.launch.run_record import read_run
     from ectype.launch.settings import check_target, name_from
     from ectype.launch.supervise import Supervised
     from ectype.recipe.load import load_placement, load_recipe
 
-    load_placement(placement, placement_overrides or ())
-    given = tuple(overrides or ())
-    duration = load_recipe(recipe, given).duration_steps
-    target = duration if target_steps is None else target_steps
-    check_target(recipe, given, target)
-    training = Training(
-        recipe, str(run), placement, given, tuple(placement_overrides or ()), index, tuple(remap or ()), weights,
-        padded_rows, source, target if target < duration else None,
-    )  # fmt: skip
+    load_placement(given["placement"], given["placement_overrides"] or ())
+    overrides, run = tuple(given["overrides"] or ()), str(given["run"])
+    duration = load_recipe(given["recipe"], overrides).duration_steps
+    target = duration if given["target_steps"] is None else given["target_steps"]
+    check_target(given["recipe"], overrides, target)
+    training = options.training_of(given, run, target if target < duration else None)
     training.arguments()
-    folder = options.state_of(state, str(run))
-    backend = local_backend(LocalJobs(folder.jobs, training, processes))
-    return Supervised(name_from(str(run)), str(run), target, folder, backend, partial(read_run, run))
+    folder = options.state_of(given["state"], run)
+    backend = local_backend(LocalJobs(folder.jobs, training, given["processes"]))
+    return Supervised(name_from(run), run, target, folder, backend, partial(read_run, given["run"]))

@@ -1,12 +1,16 @@
 """Options that the verbs of `ectype launch` share, and how a supervisor's end becomes text and an exit code."""
 
+import functools
+import inspect
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from ectype.cli.output import JSON_OPTION, REMAP_OPTION, emit
 from ectype.errors import EXIT_NEGATIVE
 
 RECIPE_ARGUMENT = typer.Argument(metavar="RECIPE", help="Shipped recipe name or YAML file.")
@@ -34,6 +38,62 @@ WEBHOOK_VARIABLE_OPTION = typer.Option(
     "--webhook-env", metavar="NAME", help="Environment variable that holds the address to post news to."
 )
 WEBHOOK_FILE_OPTION = typer.Option("--webhook-file", help="File that holds that address.")
+
+
+def training_inputs(
+    recipe: Annotated[str, RECIPE_ARGUMENT],
+    target_steps: Annotated[int | None, TARGET_OPTION] = None,
+    placement: Annotated[str | None, PLACEMENT_OPTION] = None,
+    overrides: Annotated[list[str] | None, SET_OPTION] = None,
+    placement_overrides: Annotated[list[str] | None, PLACEMENT_SET_OPTION] = None,
+    index: Annotated[str | None, INDEX_OPTION] = None,
+    remap: Annotated[list[str] | None, REMAP_OPTION] = None,
+    weights: Annotated[str | None, WEIGHTS_OPTION] = None,
+    padded_rows: Annotated[str | None, PADDED_ROWS_OPTION] = None,
+    source: Annotated[str | None, SOURCE_OPTION] = None,
+) -> None:
+    """What is trained."""
+
+
+def supervision(
+    look_every_seconds: Annotated[float, LOOK_OPTION] = 60.0,
+    failures: Annotated[int, FAILURES_OPTION] = 5,
+    preemptions: Annotated[int, PREEMPTIONS_OPTION] = 50,
+    first_pause_seconds: Annotated[float, FIRST_PAUSE_OPTION] = 60.0,
+    stall_minutes: Annotated[float, STALL_OPTION] = 60.0,
+    webhook_env: Annotated[str | None, WEBHOOK_VARIABLE_OPTION] = None,
+    webhook_file: Annotated[Path | None, WEBHOOK_FILE_OPTION] = None,
+) -> None:
+    """How patient the supervisor is, and whom it tells."""
+
+
+def ends(
+    state: Annotated[Path | None, STATE_OPTION] = None,
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """What every verb over a supervised run takes."""
+
+
+def sharing(*groups: Callable[..., None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a verb the parameters of `groups` besides its own; all their values reach it as the mapping `given`.
+
+    A parameter of the verb's own takes the place of a group's of the same name.
+    """
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = [one for group in (*groups, function) for one in inspect.signature(group).parameters.values()]
+        named = {one.name: one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters}
+        del named["given"]
+
+        @functools.wraps(function)
+        def run(**values: Any) -> Any:
+            return function(given=values)
+
+        run.__signature__ = inspect.Signature(list(named.values()))  # type: ignore[attr-defined]
+        run.__annotations__ = {name: one.annotation for name, one in named.items()}
+        return run
+
+    return wrap
 
 
 class StatusLine(AbstractContextManager["StatusLine"]):
@@ -83,26 +143,36 @@ def state_of(state: Path | None, run: str) -> Any:
     return StateFolder(state or plain.with_name(f"{plain.name}.launch"))
 
 
-def policy_of(
-    sizes: int, failures: int, preemptions: int, first_pause_seconds: float, stall_minutes: float,
-    shrink_after_minutes: float | None, grow_after_minutes: float | None,
-) -> Any:  # fmt: skip
-    """The supervisor's policy from its flags."""
+def with_supervision(what: Any, given: dict[str, Any], sizes: int = 1) -> Any:
+    """A supervised run with the policy of the flags."""
+    from dataclasses import replace
+
     from ectype.launch.supervisor import Policy
 
-    return Policy(
-        failures=failures, preemptions=preemptions, first_pause_seconds=first_pause_seconds, sizes=sizes,
-        stall_seconds=stall_minutes * 60,
-        shrink_after_seconds=None if shrink_after_minutes is None else shrink_after_minutes * 60,
-        grow_after_seconds=None if grow_after_minutes is None else grow_after_minutes * 60,
+    shrink, grow = (given.get(f"{which}_after_minutes") for which in ("shrink", "grow"))
+    policy = Policy(
+        failures=given["failures"], preemptions=given["preemptions"], sizes=sizes,
+        first_pause_seconds=given["first_pause_seconds"], stall_seconds=given["stall_minutes"] * 60,
+        shrink_after_seconds=None if shrink is None else shrink * 60,
+        grow_after_seconds=None if grow is None else grow * 60,
     )  # fmt: skip
+    webhook = webhook_of(given["webhook_env"], given["webhook_file"])
+    return replace(what, policy=policy, look_every_seconds=given["look_every_seconds"], webhook=webhook)
+
+
+def training_of(given: dict[str, Any], run: str, until: int | None) -> Any:
+    """What `training_inputs` say, as the command of a job."""
+    from ectype.launch.command import Training
+
+    lists: dict[str, Any] = {name: tuple(given[name] or ()) for name in ("overrides", "placement_overrides", "remap")}
+    plain = {name: given[name] for name in ("recipe", "placement", "index", "weights", "padded_rows", "source")}
+    return Training(run=run, until=until, **plain, **lists)
 
 
 def drive(supervised: Any, json_output: bool) -> int | None:
     """Supervise to the end and print it; the exit code."""
     from dataclasses import replace
 
-    from ectype.cli.output import emit
     from ectype.launch.supervise import supervise
 
     with StatusLine() as line:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from ectype.cli import launch_options as options
-from ectype.cli.output import JSON_OPTION, REMAP_OPTION, emit, verb
+from ectype.cli.output import emit, verb
 
 app = typer.Typer(
     help="Run a recipe on an xpk cluster. Example: ectype launch xpk submit olmo3-7b-stage1 --dry-run",
@@ -41,18 +41,20 @@ GRACE_OPTION = typer.Option("--grace-seconds", min=1, help="Time for a save befo
 LINES_OPTION = typer.Option("--lines", min=1, help="Lines of the log.")
 
 
-@app.command()
-@verb
-def submit(
-    recipe: Annotated[str, options.RECIPE_ARGUMENT],
+def _place(
     name: Annotated[str | None, NAME_OPTION] = None,
     base: Annotated[str | None, BASE_OPTION] = None,
-    mount: Annotated[list[str] | None, MOUNT_OPTION] = None,
     cluster: Annotated[str | None, CLUSTER_OPTION] = None,
     project: Annotated[str | None, PROJECT_OPTION] = None,
     zone: Annotated[str | None, ZONE_OPTION] = None,
     location: Annotated[str | None, LOCATION_OPTION] = None,
     namespace: Annotated[str, NAMESPACE_OPTION] = "default",
+) -> None:
+    """Which run, on which cluster."""
+
+
+def _job(
+    mount: Annotated[list[str] | None, MOUNT_OPTION] = None,
     device_type: Annotated[str | None, DEVICE_OPTION] = None,
     num_slices: Annotated[int, SLICES_OPTION] = 1,
     priority: Annotated[str, PRIORITY_OPTION] = "medium",
@@ -62,160 +64,91 @@ def submit(
     reservation: Annotated[str | None, RESERVATION_OPTION] = None,
     capacity: Annotated[str | None, CAPACITY_OPTION] = None,
     grace_seconds: Annotated[int, GRACE_OPTION] = 300,
-    target_steps: Annotated[int | None, options.TARGET_OPTION] = None,
-    placement: Annotated[str | None, options.PLACEMENT_OPTION] = None,
-    overrides: Annotated[list[str] | None, options.SET_OPTION] = None,
-    placement_overrides: Annotated[list[str] | None, options.PLACEMENT_SET_OPTION] = None,
-    index: Annotated[str | None, options.INDEX_OPTION] = None,
-    remap: Annotated[list[str] | None, REMAP_OPTION] = None,
-    weights: Annotated[str | None, options.WEIGHTS_OPTION] = None,
-    padded_rows: Annotated[str | None, options.PADDED_ROWS_OPTION] = None,
-    source: Annotated[str | None, options.SOURCE_OPTION] = None,
-    state: Annotated[Path | None, options.STATE_OPTION] = None,
     dry_run: Annotated[bool, options.DRY_RUN_OPTION] = False,
-    json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
+    """What a job asks for."""
+
+
+@app.command()
+@verb
+@options.sharing(options.training_inputs, _place, _job, options.ends)
+def submit(given: dict[str, Any]) -> None:
     """Submit one job and return. Example: ectype launch xpk submit olmo3-7b-stage1 --name stage1 --dry-run"""
     from ectype.launch.supervise import submit_once
 
-    what = _supervised(dict(locals()))
-    if dry_run:
+    what = _supervised(given)
+    if given["dry_run"]:
         options.show_commands(what.backend, f"{what.name}-1")
         return
     job = submit_once(what)
     record = {"job": job, "run": what.run, "state": str(what.state.path)}
-    emit(record, json_output, lambda: print(f"{job} is submitted; it writes {what.run}"))
+    emit(record, given["json_output"], lambda: print(f"{job} is submitted; it writes {what.run}"))
+
+
+def _sizes(
+    or_smaller: Annotated[list[str] | None, OR_SMALLER_OPTION] = None,
+    shrink_after_minutes: Annotated[float | None, options.SHRINK_OPTION] = None,
+    grow_after_minutes: Annotated[float | None, options.GROW_OPTION] = None,
+) -> None:
+    """When another size is tried."""
 
 
 @app.command("resume-until-done")
 @verb
-def resume_until_done(
-    recipe: Annotated[str, options.RECIPE_ARGUMENT],
-    name: Annotated[str | None, NAME_OPTION] = None,
-    base: Annotated[str | None, BASE_OPTION] = None,
-    mount: Annotated[list[str] | None, MOUNT_OPTION] = None,
-    cluster: Annotated[str | None, CLUSTER_OPTION] = None,
-    project: Annotated[str | None, PROJECT_OPTION] = None,
-    zone: Annotated[str | None, ZONE_OPTION] = None,
-    location: Annotated[str | None, LOCATION_OPTION] = None,
-    namespace: Annotated[str, NAMESPACE_OPTION] = "default",
-    device_type: Annotated[str | None, DEVICE_OPTION] = None,
-    num_slices: Annotated[int, SLICES_OPTION] = 1,
-    or_smaller: Annotated[list[str] | None, OR_SMALLER_OPTION] = None,
-    priority: Annotated[str, PRIORITY_OPTION] = "medium",
-    image: Annotated[str | None, IMAGE_OPTION] = None,
-    storage: Annotated[list[str] | None, STORAGE_OPTION] = None,
-    env: Annotated[list[str] | None, ENV_OPTION] = None,
-    reservation: Annotated[str | None, RESERVATION_OPTION] = None,
-    capacity: Annotated[str | None, CAPACITY_OPTION] = None,
-    grace_seconds: Annotated[int, GRACE_OPTION] = 300,
-    target_steps: Annotated[int | None, options.TARGET_OPTION] = None,
-    placement: Annotated[str | None, options.PLACEMENT_OPTION] = None,
-    overrides: Annotated[list[str] | None, options.SET_OPTION] = None,
-    placement_overrides: Annotated[list[str] | None, options.PLACEMENT_SET_OPTION] = None,
-    index: Annotated[str | None, options.INDEX_OPTION] = None,
-    remap: Annotated[list[str] | None, REMAP_OPTION] = None,
-    weights: Annotated[str | None, options.WEIGHTS_OPTION] = None,
-    padded_rows: Annotated[str | None, options.PADDED_ROWS_OPTION] = None,
-    source: Annotated[str | None, options.SOURCE_OPTION] = None,
-    state: Annotated[Path | None, options.STATE_OPTION] = None,
-    look_every_seconds: Annotated[float, options.LOOK_OPTION] = 60.0,
-    failures: Annotated[int, options.FAILURES_OPTION] = 5,
-    preemptions: Annotated[int, options.PREEMPTIONS_OPTION] = 50,
-    first_pause_seconds: Annotated[float, options.FIRST_PAUSE_OPTION] = 60.0,
-    stall_minutes: Annotated[float, options.STALL_OPTION] = 60.0,
-    shrink_after_minutes: Annotated[float | None, options.SHRINK_OPTION] = None,
-    grow_after_minutes: Annotated[float | None, options.GROW_OPTION] = None,
-    webhook_env: Annotated[str | None, options.WEBHOOK_VARIABLE_OPTION] = None,
-    webhook_file: Annotated[Path | None, options.WEBHOOK_FILE_OPTION] = None,
-    dry_run: Annotated[bool, options.DRY_RUN_OPTION] = False,
-    json_output: Annotated[bool, JSON_OPTION] = False,
-) -> int | None:
+@options.sharing(options.training_inputs, _place, _job, _sizes, options.supervision, options.ends)
+def resume_until_done(given: dict[str, Any]) -> int | None:
     """Resubmit it until done. Example: ectype launch xpk resume-until-done olmo3-7b-stage1 --target-steps 1414078"""
-    from dataclasses import replace
-
-    what = _supervised(dict(locals()))
-    if dry_run:
-        for size in range(1 + len(or_smaller or ())):
+    what, sizes = _supervised(given), 1 + len(given["or_smaller"] or ())
+    if given["dry_run"]:
+        for size in range(sizes):
             options.show_commands(what.backend, f"{what.name}-1", size)
         return None
-    policy = options.policy_of(
-        1 + len(or_smaller or ()), failures, preemptions, first_pause_seconds, stall_minutes, shrink_after_minutes,
-        grow_after_minutes,
-    )  # fmt: skip
-    webhook = options.webhook_of(webhook_env, webhook_file)
-    what = replace(what, policy=policy, look_every_seconds=look_every_seconds, webhook=webhook)
-    return options.drive(what, json_output)
+    return options.drive(options.with_supervision(what, given, sizes), given["json_output"])
 
 
 @app.command()
 @verb
-def status(
-    name: Annotated[str | None, NAME_OPTION] = None,
-    base: Annotated[str | None, BASE_OPTION] = None,
-    mount: Annotated[list[str] | None, MOUNT_OPTION] = None,
-    cluster: Annotated[str | None, CLUSTER_OPTION] = None,
-    project: Annotated[str | None, PROJECT_OPTION] = None,
-    zone: Annotated[str | None, ZONE_OPTION] = None,
-    location: Annotated[str | None, LOCATION_OPTION] = None,
-    namespace: Annotated[str, NAMESPACE_OPTION] = "default",
-    state: Annotated[Path | None, options.STATE_OPTION] = None,
-    json_output: Annotated[bool, JSON_OPTION] = False,
-) -> None:
+@options.sharing(_place, options.ends)
+def status(given: dict[str, Any]) -> None:
     """Say how job and run stand. Example: ectype launch xpk status --name stage1"""
-    what = _named(dict(locals()))
+    what = _named(given)
     record = options.status_record(what["folder"], what["backend"], what["read"])
-    emit(record, json_output, lambda: options.show_status(record))
+    emit(record, given["json_output"], lambda: options.show_status(record))
+
+
+def _length(lines: Annotated[int, LINES_OPTION] = 200) -> None:
+    """How much of it."""
 
 
 @app.command()
 @verb
-def logs(
-    name: Annotated[str | None, NAME_OPTION] = None,
-    base: Annotated[str | None, BASE_OPTION] = None,
-    cluster: Annotated[str | None, CLUSTER_OPTION] = None,
-    project: Annotated[str | None, PROJECT_OPTION] = None,
-    zone: Annotated[str | None, ZONE_OPTION] = None,
-    location: Annotated[str | None, LOCATION_OPTION] = None,
-    namespace: Annotated[str, NAMESPACE_OPTION] = "default",
-    state: Annotated[Path | None, options.STATE_OPTION] = None,
-    lines: Annotated[int, LINES_OPTION] = 200,
-    json_output: Annotated[bool, JSON_OPTION] = False,
-) -> None:
+@options.sharing(_place, _length, options.ends)
+def logs(given: dict[str, Any]) -> None:
     """Print the end of the first worker's log. Example: ectype launch xpk logs --name stage1"""
     from ectype.errors import EctypeError
     from ectype.launch.memory import read_memory
     from ectype.launch.supervise import submitted_name
     from ectype.launch.xpk_jobs import read_log
 
-    what = _named({**locals(), "mount": None})
+    what = _named(given)
     memory = read_memory(what["folder"].memory)
     if memory is None or memory.attempt == 0:
         raise EctypeError(f"{what['folder'].path} knows of no job", "a run that was submitted", "submit it first")
     job = memory.job or submitted_name(what["name"], memory)
-    log = read_log(what["jobs"], job, None, lines)
-    emit({"job": job, "log": log}, json_output, lambda: print(log))
+    log = read_log(what["jobs"], job, None, given["lines"])
+    emit({"job": job, "log": log}, given["json_output"], lambda: print(log))
 
 
 @app.command()
 @verb
-def stop(
-    name: Annotated[str | None, NAME_OPTION] = None,
-    base: Annotated[str | None, BASE_OPTION] = None,
-    cluster: Annotated[str | None, CLUSTER_OPTION] = None,
-    project: Annotated[str | None, PROJECT_OPTION] = None,
-    zone: Annotated[str | None, ZONE_OPTION] = None,
-    location: Annotated[str | None, LOCATION_OPTION] = None,
-    namespace: Annotated[str, NAMESPACE_OPTION] = "default",
-    state: Annotated[Path | None, options.STATE_OPTION] = None,
-    json_output: Annotated[bool, JSON_OPTION] = False,
-) -> None:
+@options.sharing(_place, options.ends)
+def stop(given: dict[str, Any]) -> None:
     """Let the job save and end, and the supervisor with it. Example: ectype launch xpk stop --name stage1"""
     from ectype.launch.supervise import request_stop
 
-    what = _named({**locals(), "mount": None})
+    what = _named(given)
     done = request_stop(what["folder"], what["backend"])
-    emit({"stop": done}, json_output, lambda: print(done))
+    emit({"stop": done}, given["json_output"], lambda: print(done))
 
 
 def _named(given: dict[str, Any]) -> dict[str, Any]:
@@ -284,7 +217,8 @@ def _container(given: dict[str, Any]) -> Any:
 
 def _training(given: dict[str, Any], run: str) -> Any:
     """The target, and what runs by placement, with every path as the job sees it."""
-    from ectype.launch.command import Training
+    from dataclasses import replace
+
     from ectype.launch.settings import check_target, in_job, parse_mounts
     from ectype.recipe.load import load_recipe
 
@@ -295,12 +229,5 @@ def _training(given: dict[str, Any], run: str) -> Any:
     if target is None:
         target = load_recipe(given["recipe"], overrides).duration_steps
     paths = {name: in_job(given[name], mounts) for name in ("weights", "padded_rows", "source")}
-
-    def training(placement: str) -> Training:
-        return Training(
-            given["recipe"], str(in_job(run, mounts)), placement, overrides, tuple(given["placement_overrides"] or ()),
-            given["index"], tuple(given["remap"] or ()), paths["weights"], paths["padded_rows"], paths["source"],
-            target, "auto",
-        )  # fmt: skip
-
-    return target, training
+    plain = options.training_of(given | paths, str(in_job(run, mounts)), target)
+    return target, lambda placement: replace(plain, placement=placement, coordinator="auto")
