@@ -59,8 +59,9 @@ class Trainer:
             f"checkpoints.every_steps={SAVE_EVERY_STEPS}", *placement,
         )  # fmt: skip
         command += [part for value in where for part in ("--placement-set", value)]
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-        environment |= {"PYTHONPYCACHEPREFIX": str(self.cache / "bytecode"), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+        environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+        if environment.pop("PYTHONDONTWRITEBYTECODE", ""):
+            environment["PYTHONPYCACHEPREFIX"] = str(self.cache / "bytecode")
         return subprocess.Popen(
             command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **options
         )

@@ -22,7 +22,7 @@ def open_probe(devices: Sequence[Any], dtype: str) -> Callable[[], float]:
         dtype: of the products, best the one that the model computes in.
     """
     width, products = _WIDTH_AND_PRODUCTS[devices[0].platform]
-    run = jax.jit(partial(_product, width=width, products=products, dtype=dtype))
+    run = partial(_product, width=width, products=products, dtype=dtype)
     starts = [jax.device_put(jnp.float32(1 / width), device) for device in devices]
     jax.block_until_ready([run(start) for start in starts])
 
@@ -37,6 +37,7 @@ def open_probe(devices: Sequence[Any], dtype: str) -> Callable[[], float]:
     return probe
 
 
+@partial(jax.jit, static_argnames=("width", "products", "dtype"))
 def _product(start: jax.Array, *, width: int, products: int, dtype: str) -> jax.Array:
     matrix = jnp.full((width, width), start, dtype)
 
