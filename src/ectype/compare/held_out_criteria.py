@@ -73,7 +73,7 @@ def set_criteria(
 
 
 def _not_evaluated(step: int, name: str, tolerance: Tolerance) -> Criterion:
-    note = f"not evaluated on {name}, or on inputs that changed since: `ectype evaluate RUN`"
+    note = f"not evaluated on {name} as it is now: `ectype evaluate RUN`, where the reference's weights are"
     return Criterion(
         name=LOSS_BY_SET, landmark=step, domain=name, measured=None, unit=_UNIT, tolerance=finite(tolerance.within),
         rejects_beyond=finite(tolerance.beyond), tolerance_from=tolerance.source, interval=None,
@@ -142,9 +142,39 @@ def _kl(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int) -
     tolerance = _distance_tolerance(step, measured, floor, ceiling, grounds, comparisons)
     strata = [Sample(array(d.windows.kl), _targets(d)) for d in evaluation.domains.values()]
     interval = mean_interval(strata, comparisons, grounds.resamples)
+    if evaluation.protocol.top_ids is not None:
+        return _bounded_kl(step, evaluation, grounds, comparisons, interval, tolerance)
     outcome = judge_distance(interval, tolerance)
     needed = tokens_needed(interval, tolerance, evaluation.overall.targets)
     return sampled(KL, step, None, _UNIT, interval, tolerance, outcome, needed)
+
+
+def _bounded_kl(
+    step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int, lower: Interval, tolerance: Tolerance
+) -> Criterion:
+    """The KL against a stored reference lies between two bounds: the upper one must hold, the lower one can break.
+
+    Where the bounds alone leave it open no number of tokens decides, and the criterion says so.
+    """
+    domains, top_ids = evaluation.domains.values(), evaluation.protocol.top_ids
+    known = all(len(d.windows.kl_upper) == len(d.windows.kl) for d in domains)
+    strata = [Sample(array(d.windows.kl_upper), _targets(d)) for d in domains] if known else []
+    upper = mean_interval(strata, comparisons, grounds.resamples) if known else Interval(*[math.inf] * 5)
+    between = Interval(lower.estimate, lower.low, upper.high, lower.family_low, upper.family_high)
+    outcome = judge_distance(between, tolerance)
+    needed, tokens = None, evaluation.overall.targets
+    if upper.estimate <= tolerance.within:
+        needed = tokens_needed(upper, tolerance, tokens)
+    elif lower.estimate > tolerance.beyond:
+        needed = tokens_needed(lower, tolerance, tokens)
+    found = sampled(KL, step, None, _UNIT, between, tolerance, outcome, needed)
+    if outcome is not Outcome.UNCLEAR or needed is not None or math.isnan(lower.estimate):
+        return found
+    note = (
+        f"the reference's stored record holds its {top_ids:,} top ids, which leave the mean KL anywhere from "
+        f"{lower.estimate:.2g} to {upper.estimate:.2g}; its weights, or a record of more ids, are needed"
+    )
+    return replace(found, note=note)
 
 
 def _top1(step: int, evaluation: Evaluation, grounds: Grounds, comparisons: int) -> Criterion:

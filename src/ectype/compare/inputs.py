@@ -16,6 +16,7 @@ from ectype.evaluate.landmarks import find_landmarks
 from ectype.evaluate.record import Evaluation, read_evaluation
 from ectype.evaluate.runner import is_current, landmark_inputs, run_texts, window_tokens
 from ectype.evaluate.sides import weights_sha256
+from ectype.evaluate.stored_landmark import top_ids_of
 from ectype.recipe.held_out_sets import MAIN_SET
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import Reference, read_batches
@@ -125,10 +126,9 @@ def _stored(
         ours, of_this_run = evaluation.inputs.ours, True
         if is_checkpoint(checkpoint):  # One that is gone can't be compared; the record then speaks for it.
             ours, of_this_run = weights_sha256(checkpoint), _is_of(checkpoint, known)
-        inputs = landmark_inputs(ours, reference.landmarks[step], text)
-        if of_this_run and is_current(
-            evaluation, step, inputs, text, Settings(compute_dtype=evaluation.protocol.compute_dtype)
-        ):
+        inputs, top_ids = landmark_inputs(ours, reference.landmarks[step], text), top_ids_of(reference.landmarks[step])
+        settings = Settings(compute_dtype=evaluation.protocol.compute_dtype)
+        if of_this_run and is_current(evaluation, step, inputs, text, settings, top_ids):
             current[step] = evaluation
         else:
             stale.append(step)

@@ -97,7 +97,10 @@ class UnitSums(Section):
     loss: tuple[Number, ...]
     reference_loss: tuple[Number, ...]
     kl: tuple[Number, ...]
+    """Against a stored record of `top_ids`, lower bounds."""
     agree: tuple[Number, ...]
+    kl_upper: tuple[Number, ...] = ()
+    """Against a stored record, upper bounds; empty otherwise, and in records of versions that kept none."""
 
 
 class Histogram(Section):

@@ -14,6 +14,8 @@ from ectype.evaluate.held_out import Cut, HeldOutText, load_held_out, load_set
 from ectype.evaluate.landmarks import Landmarks, find_landmarks, landmark_lock, require_due
 from ectype.evaluate.record import Evaluation, InputHashes, Protocol, read_evaluation, write_evaluation
 from ectype.evaluate.sides import load_side, measure_sides, require_one_vocabulary, weights_sha256
+from ectype.evaluate.stored_landmark import measurable, require_facts, stored_facts, top_ids_of
+from ectype.evaluate.stored_reference import cut_of, measure_against_stored, read_stored
 from ectype.evaluate.subject import Subject
 from ectype.evaluate.summary import DomainMeasures, domain_record, join_measures, summarise
 from ectype.progress import Progress, silent
@@ -118,6 +120,7 @@ def evaluate_locked(
 ) -> dict[str, Evaluation]:  # fmt: skip
     """The same by a process that holds the landmark's lock."""
     run = RunFolder(run_dir)
+    texts = measurable(texts, reference.landmarks[step])
     outs = {name: _record_path(run, name, step) for name in texts}
     ours = LandmarkWeights(weights=run.checkpoint(step))
     found = _evaluated(step, ours, reference.landmarks[step], [(texts[n], outs[n]) for n in texts], settings, progress)
@@ -129,12 +132,13 @@ def is_evaluated(
 ) -> bool:
     """Whether the records of a landmark on all texts are there, and are what evaluating it now would give."""
     run, known = RunFolder(run_dir), None
-    for name, text in texts.items():
+    top_ids = top_ids_of(reference.landmarks[step])
+    for name, text in measurable(texts, reference.landmarks[step]).items():
         stored = _stored(_record_path(run, name, step))
         if stored is None:
             return False
         known = known or landmark_inputs(weights_sha256(run.checkpoint(step)), reference.landmarks[step], text)
-        if not is_current(stored, step, _on(text, known), text, settings):
+        if not is_current(stored, step, _on(text, known), text, settings, top_ids):
             return False
     return True
 
@@ -199,10 +203,18 @@ def _evaluated(
     """The evaluation on each text, which also lies at its path then; weights are loaded once, and only when needed."""
     sides: list[Subject] = []
     known = landmark_inputs(weights_sha256(ours.weights), reference, wanted[0][0])
+    facts = stored_facts(reference)
     for text, out in wanted:
         inputs, stored = _on(text, known), _stored(out)
-        if stored is not None and is_current(stored, step, inputs, text, settings):
+        if stored is not None and is_current(stored, step, inputs, text, settings, facts and facts.top_ids):
             yield stored
+            continue
+        if facts is not None:
+            require_facts(facts, reference.weights, step, settings)
+            sides = sides or [load_side(ours, settings, step)]
+            evaluation = _beside_stored(step, sides[0], reference.weights, inputs, settings, progress)
+            write_evaluation(out, evaluation)
+            yield evaluation
             continue
         sides = sides or [load_side(side, settings, step) for side in (ours, reference)]
         require_one_vocabulary(*(side.model.vocab_size for side in sides))
@@ -210,6 +222,20 @@ def _evaluated(
         evaluation = evaluation_of(step, [side.model for side in sides], text.cut, inputs, settings, domains)
         write_evaluation(out, evaluation)
         yield evaluation
+
+
+def _beside_stored(
+    step: int, ours: Subject, path: Path, inputs: InputHashes, settings: Settings, progress: Progress
+) -> Evaluation:
+    """The record of our weights beside a stored reference, on the text that it holds."""
+    stored = read_stored(path)
+    facts = stored.facts
+    require_one_vocabulary(ours.model.vocab_size, facts.vocabulary_rows)
+    domains = measure_against_stored(ours, stored, settings, progress)
+    rows = (ours.model.rows, facts.all_rows)
+    return evaluation_of(
+        step, [ours.model], cut_of(stored), inputs, settings, domains, all_rows=rows, top_ids=facts.top_ids
+    )
 
 
 def evaluation_of(
@@ -285,9 +311,12 @@ def _on(text: HeldOutText, known: InputHashes) -> InputHashes:
     return known.model_copy(update={"held_out": dict(text.sha256), "tokenizer": text.tokenizer_sha256})
 
 
-def is_current(record: Evaluation, step: int, inputs: InputHashes, held_out: HeldOutText, settings: Settings) -> bool:
-    """Whether a stored record is what evaluating `step` now would give."""
-    protocol = _protocol(held_out.cut, settings, record.protocol.vocabulary_rows, record.protocol.all_rows)
+def is_current(
+    record: Evaluation, step: int, inputs: InputHashes, held_out: HeldOutText, settings: Settings,
+    top_ids: int | None = None,
+) -> bool:  # fmt: skip
+    """Whether a stored record is what evaluating `step` now would give; `top_ids` are of a stored reference."""
+    protocol = _protocol(held_out.cut, settings, record.protocol.vocabulary_rows, record.protocol.all_rows, top_ids)
     return (record.step, record.inputs, record.protocol) == (step, inputs, protocol)
 
 

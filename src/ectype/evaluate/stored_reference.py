@@ -193,6 +193,26 @@ def is_stored_reference(path: Path) -> bool:
     return path.suffix == ".npz"
 
 
+def read_facts(path: Path) -> StoredFacts:
+    """What a stored reference says of itself; its numbers are not read.
+
+    Raises:
+        EctypeError: as for `read_stored`.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            facts = file["facts"].tobytes()
+        return parse(StoredFacts, parse_json(facts), f"stored reference {path}", mend=_MEND)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise EctypeError(f"stored reference {path}: {error}", "a whole file of this version", _MEND) from None
+
+
+def holds_text(facts: StoredFacts, text: HeldOutText) -> bool:
+    """Whether a stored reference was made on this text, cut in this way, with this tokenizer."""
+    same_text = facts.text_sha256 == dict(text.sha256) and facts.cut == StoredCut(**asdict(text.cut))
+    return same_text and facts.tokenizer_sha256 == text.tokenizer_sha256
+
+
 def read_stored(path: Path) -> StoredReference:
     """Read the file strictly.
 

@@ -14,7 +14,7 @@ from ectype.evaluate.record import DomainEvaluation, Histogram, Number, Pair, Su
 _LOG10_LOWEST = -14.0
 _LOG10_HIGHEST = 2.0
 _BINS_PER_DECADE = 10
-_SUMS = ("loss", "reference_loss", "kl", "agree")
+_SUMS = ("loss", "reference_loss", "kl", "agree", "kl_upper")
 
 
 @dataclass(frozen=True)

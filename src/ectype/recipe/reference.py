@@ -25,7 +25,7 @@ class LandmarkWeights(Section):
     """The reference's weights after some number of updates."""
 
     weights: Path
-    """A Hugging Face folder or an Ectype checkpoint."""
+    """A Hugging Face folder, an Ectype checkpoint, or a stored reference (`.npz`) in place of weights not at hand."""
     padded_rows: Path | None = None
     """Side file with the vocabulary rows that a Hugging Face export dropped."""
 
