@@ -23,10 +23,11 @@ RANKS = {
     "plan": 6,
     "compare": 7,
     "tasks": 7,
-    "report": 8,
     "launch": 8,
-    "demo": 9,
-    "cli": 10,
+    "faults": 8,
+    "report": 9,
+    "demo": 10,
+    "cli": 11,
 }
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "managers", "misc"}
 SLOW_TO_IMPORT = {"jax", "jaxlib", "flax", "optax", "orbax", "grain", "numpy", "torch", "transformers", "safetensors"}

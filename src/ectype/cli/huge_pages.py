@@ -10,7 +10,7 @@ import sys
 
 VARIABLE = "GLIBC_TUNABLES"
 TUNABLE = "glibc.malloc.hugetlb"
-COMPUTING_VERBS = ("train", "evaluate", "compare", "demo")
+COMPUTING_VERBS = ("train", "evaluate", "compare", "faults", "demo")
 
 
 def restart_with_huge_pages() -> None:

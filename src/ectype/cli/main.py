@@ -2,7 +2,21 @@
 
 import typer
 
-from ectype.cli import compare, data, demo, evaluate, launch, overlay, plan, recipes, report, status, train, weights
+from ectype.cli import (
+    compare,
+    data,
+    demo,
+    evaluate,
+    faults,
+    launch,
+    overlay,
+    plan,
+    recipes,
+    report,
+    status,
+    train,
+    weights,
+)
 from ectype.cli.huge_pages import restart_with_huge_pages
 from ectype.errors import EXIT_STOPPED
 from ectype.stopping import leave_at_once
@@ -22,6 +36,7 @@ app.command()(plan.plan)
 app.command()(compare.compare)
 app.command()(overlay.overlay)
 app.command()(report.report)
+app.command()(faults.faults)
 app.command()(demo.demo)
 
 

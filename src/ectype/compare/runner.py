@@ -55,7 +55,7 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
     recipe = load_run_recipe(run_dir)
     due = due_landmarks(run_dir, recipe, reference)
     evaluations = read_evaluations(run_dir, recipe, reference, due)
-    grounds = _grounds(recipe, reference, noise, evaluations.current, first_step(run_dir))
+    grounds = grounds_of(recipe, reference, noise, evaluations.current, first_step(run_dir))
     sets = read_set_evaluations(run_dir, recipe, reference, due)
     criteria = held_out_criteria(evaluations.current, grounds) + set_criteria(sets, due, grounds)
     over = None
@@ -107,9 +107,15 @@ def _judge_log(
     return trajectory_criteria(differences, grounds), over
 
 
-def _grounds(
+def grounds_of(
     recipe: Recipe, reference: Reference, noise: MeasuredNoise, evaluations: Mapping[int, Evaluation], first: int
 ) -> Grounds:
+    """What a comparison of a run of `recipe` stands on.
+
+    Args:
+        evaluations: of the run, by landmark.
+        first: step that a stage counts on from; 0 for a run from the beginning.
+    """
     numerics = recipe.numerics.model_dump()
     dtypes = {*numerics.values(), reference.dtype, *(e.protocol.compute_dtype for e in evaluations.values())}
     float32 = dtypes == {"float32"}

@@ -1,0 +1,52 @@
+"""`ectype faults`: make every known fault once, and show what catches it."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ectype.cli.output import JSON_OPTION, ProgressBar, console, emit, verb
+
+REGIME_OPTION = typer.Option("--regime", help="`replay` or `re-run`; may repeat. Default: both.")
+FAULT_OPTION = typer.Option("--fault", help="A fault by name; may repeat. Default: all of them (docs/faults.md).")
+RUN_OPTION = typer.Option("--run", help="Also keep the matrix in this run folder, for its report.")
+
+
+@verb
+def faults(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to work in; a matrix begun there goes on.")],
+    regime: Annotated[list[str] | None, REGIME_OPTION] = None,
+    fault: Annotated[list[str] | None, FAULT_OPTION] = None,
+    honest: Annotated[int, typer.Option(min=0, help="Honest runs in each regime.")] = 10,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: one for each core.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Recipe field=value; may repeat.")] = None,
+    run: Annotated[Path | None, RUN_OPTION] = None,
+    json_output: Annotated[bool, JSON_OPTION] = False,
+) -> int | None:
+    """Make one known fault at a time in a small run, and show what catches it. Example: ectype faults runs/faults
+
+    Ends with 1 if an honest run is called broken, or if a fault that changes the model or its data is caught by nothing
+    but the training loss where the data order is replayed.
+    """
+    from ectype.errors import EXIT_DONE, EXIT_NEGATIVE
+    from ectype.faults.matrix import fault_matrix
+    from ectype.faults.record import write_matrix
+    from ectype.faults.regimes import details
+    from ectype.faults.table import sound, text_lines
+    from ectype.run.paths import RunFolder
+
+    chosen = details(regime or (), fault or (), honest, overrides or ())
+    if run is not None:
+        RunFolder(run).require()
+    with ProgressBar() as bar:
+        matrix = fault_matrix(out, chosen, jobs or len(os.sched_getaffinity(0)), bar)
+    if run is not None:
+        write_matrix(run, matrix)
+
+    def show() -> None:
+        for line in text_lines(matrix):
+            console().print(line, soft_wrap=True)
+
+    emit(matrix.model_dump(mode="json"), json_output, show)
+    return EXIT_DONE if sound(matrix) else EXIT_NEGATIVE

@@ -1,0 +1,169 @@
+"""Make the runs of a fault matrix, several at a time, and put them together. What is done already is kept."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from ectype.artifacts import lock, read_json, write_json
+from ectype.errors import EXIT_BAD_INPUT, EctypeError
+from ectype.evaluate.held_out import load_held_out
+from ectype.faults.catalogue import BUNDLE
+from ectype.faults.record import FaultMatrix, RegimeRecord, Row, write_matrix
+from ectype.faults.regimes import (
+    DETAILS,
+    RECIPE,
+    Details,
+    Regime,
+    Run,
+    regime_named,
+    regime_recipe,
+    stages,
+)
+from ectype.progress import Progress, silent
+from ectype.recipe.parse import parse, read_record
+from ectype.recipe.reference import named_reference
+from ectype.train.run_folder import environment
+
+_WALL = "wall-seconds.json"
+_TAIL_LINES = 12
+
+
+def fault_matrix(out: Path, chosen: Details, jobs: int, progress: Progress = silent) -> FaultMatrix:
+    """Make the matrix in `out`, or go on with one that was stopped there.
+
+    Args:
+        out: holds a folder for each regime, `faults.json` in the end, and what came of each run meanwhile.
+        chosen: regimes, faults and honest runs.
+        jobs: runs at a time.
+
+    Raises:
+        EctypeError: `out` holds another matrix, another call works there, or a run failed.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    busy = EctypeError(
+        f"another call makes the matrix in {out}", "one at a time", "wait for it, or name another folder"
+    )
+    with lock(out / ".lock", busy):
+        _require_same(out, chosen)
+        began, before = time.monotonic(), _wall_seconds(out)
+        runs = [run for stage in stages(chosen) for run in stage]
+        try:
+            for stage in stages(chosen):
+                _make(out, [run for run in stage if not run.done(out).is_file()], jobs, runs, progress)
+        finally:
+            write_json(out / _WALL, {"seconds": before + time.monotonic() - began})
+        matrix = _joined(out, chosen, jobs)
+        write_matrix(out, matrix)
+    return matrix
+
+
+def _require_same(out: Path, chosen: Details) -> None:
+    path = out / DETAILS
+    if path.is_file():
+        known = parse(Details, read_json(path, "details of a fault matrix"), str(path))
+        if known.overrides != chosen.overrides:
+            raise EctypeError(
+                f"{out} holds runs of {RECIPE} with {list(known.overrides) or 'nothing'} changed",
+                f"{list(chosen.overrides) or 'nothing'}, as asked", "name another folder",
+            )  # fmt: skip
+    write_json(path, chosen.model_dump(mode="json"))
+
+
+def _wall_seconds(out: Path) -> float:
+    path = out / _WALL
+    return float(read_json(path, "time of a fault matrix")["seconds"]) if path.is_file() else 0.0
+
+
+def _make(out: Path, wanted: list[Run], jobs: int, runs: list[Run], progress: Progress) -> None:
+    """All `wanted` runs, `jobs` at a time. However it ends, no process of them is left behind."""
+    started: set[subprocess.Popen[Any]] = set()
+    stopped = threading.Event()
+
+    def make(run: Run) -> Run:
+        run.folder(out).parent.mkdir(parents=True, exist_ok=True)
+        log = run.folder(out).with_suffix(".log")
+        if stopped.is_set():
+            return run
+        with log.open("w") as stream:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ectype.faults", str(out), run.name], stdout=stream, stderr=stream,
+                stdin=subprocess.DEVNULL, env=_environment(out), start_new_session=True,
+            )  # fmt: skip
+            started.add(process)
+            code = process.wait()
+        if code and not stopped.is_set():
+            raise _failed(run, code, log)
+        return run
+
+    done = sum(run.done(out).is_file() for run in runs)
+    progress("runs", done, len(runs))
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            for future in as_completed([pool.submit(make, run) for run in wanted]):
+                future.result()
+                done += 1
+                progress("runs", done, len(runs))
+        finally:
+            stopped.set()
+            for process in started:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGTERM)
+
+
+def _environment(out: Path) -> dict[str, str]:
+    """Compiled programs are shared; a faulty program has a text of its own, and so is never taken for a sound one."""
+    return os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str((out / "programs").absolute()),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
+    }
+
+
+def _failed(run: Run, code: int, log: Path) -> EctypeError:
+    tail = log.read_text(errors="replace").strip().splitlines()[-_TAIL_LINES:]
+    shown = "\n    ".join(tail) or "nothing"
+    why = "an error of its input" if code == EXIT_BAD_INPUT else f"exit code {code}"
+    return EctypeError(
+        f"run {run.name} ended with {why}; its log {log} ends with\n    {shown}", "a run that ends well",
+        "mend what it names and call again: finished runs are kept",
+    )  # fmt: skip
+
+
+def _joined(out: Path, chosen: Details, jobs: int) -> FaultMatrix:
+    regimes = [regime_named(name) for name in chosen.regimes]
+    recipe = regime_recipe(chosen, regimes[0])
+    text = load_held_out(named_reference(recipe, BUNDLE), recipe.data.sequence_length_tokens, recipe.model.vocab_size)
+    return FaultMatrix(
+        recipe=RECIPE,
+        overrides=chosen.overrides,
+        held_out_tokens=text.targets or 0,
+        regimes=tuple(_regime(out, chosen, regime) for regime in regimes),
+        environment=environment(),
+        cores=len(os.sched_getaffinity(0)),
+        jobs=jobs,
+        run_seconds=sum(
+            float(read_json(run.done(out), "a run")["seconds"])
+            for stage in stages(chosen) for run in stage if run.kind != "noise"
+        ),
+        wall_seconds=_wall_seconds(out),
+    )  # fmt: skip
+
+
+def _regime(out: Path, chosen: Details, regime: Regime) -> RegimeRecord:
+    recipe = regime_recipe(chosen, regime)
+
+    def rows(kind: str) -> tuple[Row, ...]:
+        found = [run for run in stages(chosen)[-1] if run.kind == kind and run.regime == regime.name]
+        mend = "delete it and call `ectype faults` again"
+        return tuple(read_record(run.done(out), Row, "run of a fault matrix", "ectype faults", mend) for run in found)
+
+    return RegimeRecord(
+        name=regime.name, what=regime.what, duration_steps=recipe.duration_steps, landmarks=recipe.landmarks,
+        twins=regime.twins, faults=rows("fault"), honest=rows("honest"),
+    )  # fmt: skip

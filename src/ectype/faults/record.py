@@ -1,0 +1,117 @@
+"""The record of a fault matrix: what each measure said of each fault, and of honest runs."""
+
+from pathlib import Path
+from typing import Literal
+
+from ectype.artifacts import write_json
+from ectype.compare.verdict import Answer
+from ectype.recipe.parse import read_record
+from ectype.recipe.spec import Section
+from ectype.run.manifest import Environment
+
+RECORD = "faults.json"
+COMMAND = "ectype faults OUT"
+Said = Literal["broken", "unclear", "holds"]
+
+
+class Finding(Section):
+    """What one measure said of one run; of several criteria the gravest."""
+
+    said: Said
+    step: int | None = None
+    """Of a broken one, the first update or landmark at which it is; the last one where it speaks of the whole run."""
+
+
+class Reading(Section):
+    """How often one pass of the loader would read the corpus."""
+
+    windows: int
+    unread: int
+    read_again: int
+    """Windows that are read more than once."""
+
+
+class Row(Section):
+    """One run with a fault, or an honest one."""
+
+    name: str
+    title: str
+    what: str
+    area: str
+    seed: int
+    devices: int
+    verdict: Answer
+    findings: dict[str, Finding]
+    """By measure, in the order of `MEASURES`; those that the regime cannot judge are absent."""
+    refused_by: str | None = None
+    """The check of Ectype that refuses the fault before anything is trained; it was silenced for this run."""
+    weights_differ: bool | None = None
+    """From the reference's at the end, in any bit; null where the two read other orders."""
+    reading: Reading | None = None
+    """Null where the run did not finish a pass of another order than the planned one."""
+    training_loss_last_quarter: float | None
+    """Mean of run less reference over the last quarter, nats."""
+    held_out_loss_last: float | None
+    """Run less reference at the last landmark, nats."""
+    kl_last: float | None
+    repeated_data_warning: bool
+    tokens_that_catch: int | None = None
+    """The least held-out text, of the sizes tried, on which a held-out criterion is broken there and on all larger
+    ones."""
+    tokens_estimated: int | None = None
+    """Where none is: text that would settle a criterion whose estimate lies beyond its bound, if it stayed there."""
+    seconds: float
+
+    @property
+    def caught_by(self) -> tuple[str, ...]:
+        """Measures that are broken."""
+        return tuple(name for name, finding in self.findings.items() if finding.said == "broken")
+
+
+class RegimeRecord(Section):
+    """All runs of one regime."""
+
+    name: str
+    what: str
+    duration_steps: int
+    landmarks: tuple[int, ...]
+    twins: int
+    faults: tuple[Row, ...]
+    honest: tuple[Row, ...]
+
+    @property
+    def false_alarms(self) -> tuple[Row, ...]:
+        """Honest runs that some measure calls broken."""
+        return tuple(row for row in self.honest if row.caught_by)
+
+
+class FaultMatrix(Section):
+    """Faults by measures, in each regime."""
+
+    format: Literal[1] = 1
+    recipe: str
+    overrides: tuple[str, ...]
+    held_out_tokens: int
+    """Targets of the held-out text."""
+    regimes: tuple[RegimeRecord, ...]
+    environment: Environment
+    cores: int
+    jobs: int
+    run_seconds: float
+    """Sum over all runs, evaluations included."""
+    wall_seconds: float
+    """Of all calls that made the matrix together."""
+
+
+def write_matrix(folder: Path, matrix: FaultMatrix) -> None:
+    """Write `faults.json` atomically."""
+    write_json(folder / RECORD, matrix.model_dump(mode="json"))
+
+
+def read_matrix(path: Path) -> FaultMatrix:
+    """Read a fault matrix strictly.
+
+    Raises:
+        EctypeError: no such file, or none that this version writes.
+    """
+    return read_record(path, FaultMatrix, "fault matrix", COMMAND, f"make it anew: `{COMMAND}`")

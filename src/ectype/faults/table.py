@@ -1,0 +1,106 @@
+"""A fault matrix as Markdown, and what must hold of it. Records in, text out."""
+
+from collections.abc import Sequence
+
+from ectype.faults.detect import MEASURES, TRAINING_LOSS
+from ectype.faults.record import FaultMatrix, RegimeRecord, Row
+
+_REPLAY = "replay"
+
+
+def missed(matrix: FaultMatrix) -> list[str]:
+    """Faults that change the model or the data and that, in a replay, nothing but the training loss catches."""
+    return [
+        row.name
+        for regime in matrix.regimes
+        if regime.name == _REPLAY
+        for row in regime.faults
+        if row.weights_differ and not set(row.caught_by) - {TRAINING_LOSS}
+    ]
+
+
+def sound(matrix: FaultMatrix) -> bool:
+    """No false alarm in any regime, and no fault missed in a replay."""
+    return not missed(matrix) and not any(regime.false_alarms for regime in matrix.regimes)
+
+
+def text_lines(matrix: FaultMatrix) -> list[str]:
+    """The whole matrix as lines of Markdown."""
+    lines = []
+    for regime in matrix.regimes:
+        lines += [f"## {regime.name.capitalize()}: {regime.what}", "", *_regime_lines(regime), ""]
+    cores = f"{matrix.cores} core{'s' if matrix.cores > 1 else ''}"
+    lines.append(
+        f"{matrix.run_seconds / 60:.0f} minutes of runs, {matrix.wall_seconds / 60:.0f} minutes on {cores}; "
+        f"{matrix.held_out_tokens:,} held-out tokens."
+    )
+    return lines
+
+
+def _regime_lines(regime: RegimeRecord) -> list[str]:
+    shown = [name for name in MEASURES if any(name in row.findings for row in (*regime.faults, *regime.honest))]
+    lines = _table(("fault", *shown, "verdict"), [_cells(row, shown) for row in regime.faults])
+    lines += ["", _honest_line(regime)]
+    undetected = [row.title for row in regime.faults if not row.caught_by]
+    if undetected:
+        lines += ["", f"Caught by nothing: {', '.join(undetected)}."]
+    lines += ["", *_table(_SIZE_COLUMNS, [_sizes(row) for row in regime.faults])]
+    return lines
+
+
+def _cells(row: Row, shown: Sequence[str]) -> tuple[str, ...]:
+    return (row.title, *(finding_text(row, name) for name in shown), row.verdict)
+
+
+def finding_text(row: Row, measure: str) -> str:
+    """`step 64` where a measure is broken, `unclear`, `holds`, or a dash where it cannot be judged."""
+    finding = row.findings.get(measure)
+    if finding is None:
+        return "–"
+    return f"**{finding.step}**" if finding.said == "broken" else {"unclear": "?", "holds": "·"}[finding.said]
+
+
+def _honest_line(regime: RegimeRecord) -> str:
+    if not regime.honest:
+        return "No honest run was made."
+    alarms = [f"{row.title} by {', '.join(row.caught_by)}" for row in regime.false_alarms]
+    verdicts = {
+        answer: sum(row.verdict == answer for row in regime.honest)
+        for answer in sorted({r.verdict for r in regime.honest})
+    }
+    counted = ", ".join(f"{count} {answer!r}" for answer, count in verdicts.items())
+    shown = f": {'; '.join(alarms)}" if alarms else ""
+    return f"{len(regime.honest)} honest runs: {len(alarms)} false alarms{shown} ({counted})."
+
+
+_SIZE_COLUMNS = (
+    "fault", "held-out text that catches it, tokens", "training loss, last quarter", "held-out loss, end",
+    "token KL, end", "windows never read", "windows read again", "refused before training by",
+)  # fmt: skip
+
+
+def _sizes(row: Row) -> tuple[str, ...]:
+    needed = "none of those tried"
+    if row.tokens_that_catch is not None:
+        needed = f"{row.tokens_that_catch:,}"
+    elif row.tokens_estimated is not None:
+        needed = f"about {row.tokens_estimated:,} (estimated)"
+    reading = row.reading
+    shares = (
+        ("–", "–")
+        if reading is None
+        else tuple(f"{n / reading.windows:.1%}" for n in (reading.unread, reading.read_again))
+    )
+    warning = " (repeated data)" if row.repeated_data_warning else ""
+    return (
+        row.title, needed, _nats(row.training_loss_last_quarter) + warning, _nats(row.held_out_loss_last),
+        "not finite" if row.kl_last is None else f"{row.kl_last:.2g}", *shares, row.refused_by or "–",
+    )  # fmt: skip
+
+
+def _nats(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:+.2g}"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (columns, ("---",) * len(columns), *rows)]
