@@ -8,8 +8,8 @@ from ectype.compare.verdict import Answer
 from ectype.recipe.parse import read_record
 from ectype.recipe.spec import Section
 from ectype.run.manifest import Environment
+from ectype.run.paths import RunFolder
 
-RECORD = "faults.json"
 COMMAND = "ectype faults OUT"
 Said = Literal["broken", "unclear", "holds"]
 
@@ -104,14 +104,14 @@ class FaultMatrix(Section):
 
 
 def write_matrix(folder: Path, matrix: FaultMatrix) -> None:
-    """Write `faults.json` atomically."""
-    write_json(folder / RECORD, matrix.model_dump(mode="json"))
+    """Write `faults.json` in a folder atomically."""
+    write_json(RunFolder(folder).faults, matrix.model_dump(mode="json"))
 
 
-def read_matrix(path: Path) -> FaultMatrix:
-    """Read a fault matrix strictly.
+def read_matrix(folder: Path) -> FaultMatrix:
+    """Read the `faults.json` of a folder strictly.
 
     Raises:
         EctypeError: no such file, or none that this version writes.
     """
-    return read_record(path, FaultMatrix, "fault matrix", COMMAND, f"make it anew: `{COMMAND}`")
+    return read_record(RunFolder(folder).faults, FaultMatrix, "fault matrix", COMMAND, f"make it anew: `{COMMAND}`")

@@ -72,7 +72,7 @@ def details(
                     "see docs/faults.md",
                 )  # fmt: skip
     chosen = Details(
-        regimes=tuple(name for name in known["regime"] if name in regimes or not regimes),
+        regimes=tuple(regime.name for regime in REGIMES if regime.name in regimes or not regimes),
         faults=tuple(name for name in known["fault"] if name in faults or not faults),
         honest=honest,
         overrides=tuple(overrides),

@@ -6,6 +6,7 @@ python -m ectype.faults OUT RUN
 import csv
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from ectype.compare.trajectory import difference
 from ectype.compare.twins import MeasuredNoise, twin_folder, twin_perturbation, twin_recipe, twins_noise
 from ectype.data.audit_run import record_audit
 from ectype.data.index import load_index
+from ectype.data.order import Order
 from ectype.data.source import open_order
 from ectype.errors import Stopped
 from ectype.evaluate.runner import evaluate_run
@@ -52,7 +54,7 @@ from ectype.train.loop import train_run
 from ectype.train.sharding import prepare_devices
 from ectype.weights.checkpoint import load_weights
 
-_COLUMNS = ("step", "loss", "z_loss", "grad_norm", "learning_rate", "skipped")
+_COLUMNS: Sequence[str] = ("step", "loss", "z_loss", "grad_norm", "learning_rate", "skipped")
 _WORDS = {"replay": "its own order", "re-run": "another seed"}
 
 
@@ -131,7 +133,7 @@ def _published(out: Path, regime: Regime, recipe: Recipe) -> Reference:
             "framework": "Ectype",
             "dtype": "float32",
             "landmarks": {s: LandmarkWeights(weights=RunFolder(folder).checkpoint(s)) for s in recipe.landmarks},
-            "log": Log(path=folder / "log.csv", **{name: name for name in _COLUMNS}),
+            "log": Log(path=folder / "log.csv", **dict(zip(_COLUMNS, _COLUMNS, strict=True))),
             "batches": None if regime.reseeded else folder / "batches.json",
             "noise": None,
         }
@@ -203,7 +205,7 @@ def _less(ours: float | None, reference: float | None) -> float | None:
     return None if ours is None or reference is None else ours - reference
 
 
-def _order(recipe: Recipe):
+def _order(recipe: Recipe) -> Order:
     return open_order(load_index(str(recipe.inputs.index), recipe.data, recipe.model.vocab_size), recipe.data)
 
 
@@ -230,7 +232,9 @@ def _first_other_batch(run_dir: Path, recipe: Recipe, published: Reference) -> i
     if published.batches is None:
         return None
     ours, theirs = consumed_digests(run_dir, recipe.data.global_batch_windows) or {}, reference_digests(published)
-    return min((step for step in ours if not np.array_equal(ours[step], theirs.get(step))), default=None)
+    return min(
+        (step for step in ours if step not in theirs or not np.array_equal(ours[step], theirs[step])), default=None
+    )
 
 
 def _weights_differ(run_dir: Path, reference: Path, recipe: Recipe) -> bool:

@@ -68,9 +68,11 @@ def weights_of_whole_norm() -> Making:
     sound = decoder.rms_norm
 
     def norm(x: jax.Array, weight: jax.Array, *rest: Any) -> jax.Array:
-        if weight.shape[-1] != x.shape[-1]:
-            weight = weight.reshape(x.shape[-2:])
-        return sound(x, weight, *rest)
+        if weight.shape[-1] == x.shape[-1]:
+            return sound(x, weight, *rest)
+        # The sound norm runs over as many axes as its weight has: one, for a norm per head.
+        of_heads = weight.reshape(x.shape[-2:])
+        return (sound(x, jnp.ones_like(of_heads[0]), *rest) * of_heads).astype(x.dtype)
 
     return in_place_of(decoder, "rms_norm", norm)
 

@@ -7,6 +7,7 @@ from ectype import __version__
 from ectype.artifacts import write_bytes_atomic
 from ectype.compare.held_out_criteria import KL
 from ectype.report.coverage import coverage_part
+from ectype.report.faults import faults_part
 from ectype.report.judgement import criteria_part, verdict_part
 from ectype.report.markup import Part
 from ectype.report.measures import divergence_part, domains_part, landmarks_part, sets_part
@@ -61,6 +62,7 @@ def _parts(records: RunRecords) -> list[Part]:
         coverage_part(records.audit, _updates(records), records.run.index_fingerprint if records.run else None),
         parity_part(records.parity),
         *([plan_part(records.plan)] if records.plan else []),
+        *([faults_part(records.faults)] if records.faults else []),
         provenance_part(records),
     ]
 

@@ -12,6 +12,7 @@ from ectype.data.audit_record import AuditRecord, read_audit
 from ectype.errors import EctypeError
 from ectype.evaluate.disjointness import Disjointness, read_disjointness
 from ectype.evaluate.record import Evaluation, read_evaluation, read_evaluations
+from ectype.faults.record import FaultMatrix, read_matrix
 from ectype.plan.record import PlanRecord, read_plan
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import Reference, TrainingLog, load_reference, read_training_log
@@ -51,6 +52,7 @@ class RunRecords:
     audit: AuditRecord | None
     parity: ParityRecord | None
     plan: PlanRecord | None
+    faults: FaultMatrix | None
 
 
 def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords:
@@ -89,6 +91,7 @@ def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords
         audit=read_audit(run_dir) if run.audit.is_file() else None,
         parity=read_parity(run_dir) if run.parity.is_file() else None,
         plan=read_plan(run_dir) if run.plan.is_file() else None,
+        faults=read_matrix(run_dir) if run.faults.is_file() else None,
     )
 
 

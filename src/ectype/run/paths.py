@@ -160,6 +160,11 @@ class RunFolder:
         return self.path / "plan.json"
 
     @property
+    def faults(self) -> Path:
+        """What catches which known fault, from `ectype faults`; it also lies in that command's own folder."""
+        return self.path / "faults.json"
+
+    @property
     def report(self) -> Path:
         """The report."""
         return self.path / "report.html"
