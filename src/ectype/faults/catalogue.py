@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ectype.artifacts import package_path
 from ectype.data import loader, tokenfile
 from ectype.data.order import make_order
 from ectype.evaluate import runner
@@ -25,7 +24,6 @@ RESTART_EVERY = 32
 STOPS_OF_SHARDED_TWICE = (64, 128, 192)
 STALE, RESTARTED_AT = 32, 64
 MICRO_BATCHES = 8
-BUNDLE = "package:demo/bundle"
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def _misread(recipe: Recipe, folder: Path, stack: ExitStack) -> Made:
 
 def _leaked(recipe: Recipe, folder: Path, stack: ExitStack) -> Made:
     """The search for held-out text in training is silenced, as above."""
-    reference = named_reference(recipe, BUNDLE)
+    reference = named_reference(recipe)
     text = load_held_out(reference, recipe.data.sequence_length_tokens, recipe.model.vocab_size)
     held_out = dict(text.tokens())
     manifest = materials.with_held_out_text(recipe, held_out, folder)
@@ -222,8 +220,3 @@ FAULTS = (
 def fault_named(name: str) -> Fault:
     """The fault called `name`."""
     return next(fault for fault in FAULTS if fault.name == name)
-
-
-def bundle() -> Path:
-    """The folder of the bundled reference."""
-    return package_path(BUNDLE)

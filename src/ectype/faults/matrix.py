@@ -13,7 +13,6 @@ from typing import Any
 from ectype.artifacts import lock, read_json, write_json
 from ectype.errors import EXIT_BAD_INPUT, EctypeError
 from ectype.evaluate.held_out import load_held_out
-from ectype.faults.catalogue import BUNDLE
 from ectype.faults.record import FaultMatrix, RegimeRecord, Row, write_matrix
 from ectype.faults.regimes import (
     DETAILS,
@@ -138,7 +137,7 @@ def _failed(run: Run, code: int, log: Path) -> EctypeError:
 def _joined(out: Path, chosen: Details, jobs: int) -> FaultMatrix:
     regimes = [regime_named(name) for name in chosen.regimes]
     recipe = regime_recipe(chosen, regimes[0])
-    text = load_held_out(named_reference(recipe, BUNDLE), recipe.data.sequence_length_tokens, recipe.model.vocab_size)
+    text = load_held_out(named_reference(recipe), recipe.data.sequence_length_tokens, recipe.model.vocab_size)
     return FaultMatrix(
         recipe=RECIPE,
         overrides=chosen.overrides,

@@ -25,7 +25,7 @@ from ectype.data.order import Order
 from ectype.data.source import open_order
 from ectype.errors import Stopped
 from ectype.evaluate.runner import evaluate_run
-from ectype.faults.catalogue import BUNDLE, Fault, Made, fault_named
+from ectype.faults.catalogue import Fault, Made, fault_named
 from ectype.faults.detect import READ_ONCE, findings, tokens_estimated, tokens_that_catch
 from ectype.faults.orders import times_read
 from ectype.faults.record import Finding, Reading, Row
@@ -50,7 +50,7 @@ from ectype.recipe.spec import Recipe
 from ectype.run.manifest import Perturbation
 from ectype.run.metrics import read_metrics, read_rows
 from ectype.run.paths import RunFolder
-from ectype.train.loop import train_run
+from ectype.train import loop
 from ectype.train.sharding import prepare_devices
 from ectype.weights.checkpoint import load_weights
 
@@ -108,7 +108,7 @@ def _placement(recipe: Recipe, devices: int = 1) -> Placement:
 def _reference(out: Path, run: Run, recipe: Recipe) -> None:
     """The run that stands for the published one, with the files that its publisher would give."""
     folder = run.folder(out)
-    train_run(recipe, _placement(recipe), folder)
+    loop.train_run(recipe, _placement(recipe), folder)
     with (folder / "log.csv").open("w", newline="") as stream:
         writer = csv.DictWriter(stream, _COLUMNS, extrasaction="ignore")
         writer.writeheader()
@@ -121,12 +121,12 @@ def _reference(out: Path, run: Run, recipe: Recipe) -> None:
 def _twin(out: Path, regime: Regime, recipe: Recipe, number: int) -> None:
     folder = twin_folder(RunFolder(_reference_run(out, regime)), number, regime.reseeded).path
     perturb = None if regime.reseeded else twin_perturbation(number)
-    train_run(twin_recipe(recipe, number, regime.reseeded), _placement(recipe), folder, perturb=perturb)
+    loop.train_run(twin_recipe(recipe, number, regime.reseeded), _placement(recipe), folder, perturb=perturb)
 
 
 def _published(out: Path, regime: Regime, recipe: Recipe) -> Reference:
     """The reference as a reader finds it: weights at landmarks, log, batches, and the bundled held-out text."""
-    folder, bundled = _reference_run(out, regime), named_reference(recipe, BUNDLE)
+    folder, bundled = _reference_run(out, regime), named_reference(recipe)
     return bundled.model_copy(
         update={
             "name": f"{recipe.name} ({regime.name})",
@@ -151,11 +151,14 @@ def _judged(out: Path, run: Run, regime: Regime, recipe: Recipe, began: float) -
     refused = None
     if fault is not None:
         refused = refused_by(fault, recipe, folder / "refused", _reference_run(out, regime))
+    # A step that was compiled before the fault was made would be a sound one.
+    loop._jitted_step.cache_clear()
     with ExitStack() as stack:
+        stack.callback(loop._jitted_step.cache_clear)
         made = Made(subject) if fault is None else fault.make(subject, folder / "spoiled", stack)
         for stop in (*made.restarts, subject.duration_steps):
             try:
-                train_run(made.recipe, placement, folder / "run", until=stop, perturb=perturb)
+                loop.train_run(made.recipe, placement, folder / "run", until=stop, perturb=perturb)
             except Stopped:
                 if stop == subject.duration_steps:
                     raise
