@@ -164,7 +164,8 @@ def _judged(out: Path, run: Run, regime: Regime, recipe: Recipe, began: float) -
                     raise
         published = _published(out, regime, recipe)
         evaluate_run(folder / "run", published)
-    return _row(out, run, regime, made, published, fault, refused, number, devices, began)
+        # Within the block: what was silenced would refuse the fault's files here as well.
+        return _row(out, run, regime, made, published, fault, refused, number, devices, began)
 
 
 def _row(
