@@ -23,7 +23,6 @@ from ectype.data.audit_run import record_audit
 from ectype.data.index import load_index
 from ectype.data.order import Order
 from ectype.data.source import open_order
-from ectype.errors import Stopped
 from ectype.evaluate.runner import evaluate_run
 from ectype.faults.catalogue import Fault, Made, fault_named
 from ectype.faults.detect import READ_ONCE, findings, tokens_estimated, tokens_that_catch
@@ -157,11 +156,7 @@ def _judged(out: Path, run: Run, regime: Regime, recipe: Recipe, began: float) -
         stack.callback(loop._jitted_step.cache_clear)
         made = Made(subject) if fault is None else fault.make(subject, folder / "spoiled", stack)
         for stop in (*made.restarts, subject.duration_steps):
-            try:
-                loop.train_run(made.recipe, placement, folder / "run", until=stop, perturb=perturb)
-            except Stopped:
-                if stop == subject.duration_steps:
-                    raise
+            loop.train_run(made.recipe, placement, folder / "run", until=stop, perturb=perturb)
         published = _published(out, regime, recipe)
         evaluate_run(folder / "run", published)
         # Within the block: what was silenced would refuse the fault's files here as well.
