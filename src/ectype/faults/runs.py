@@ -211,7 +211,7 @@ def _order(recipe: Recipe) -> Order:
 def _audited(run_dir: Path, recipe: Recipe) -> Finding:
     """The audit of what the ledger says was read, by the run's own index and seed."""
     index = load_index(str(recipe.inputs.index), recipe.data, recipe.model.vocab_size)
-    audit = record_audit(run_dir, open_order(index, recipe.data), index.fingerprint)
+    audit = record_audit(run_dir, open_order(index, recipe.data), index, recipe.data)
     if audit.clean:
         return Finding(said="holds")
     return Finding(said="broken", step=min((f.first_step for f in audit.faults), default=audit.steps))
