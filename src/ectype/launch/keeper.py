@@ -57,7 +57,7 @@ class JobFolder:
 
     def log(self, number: int) -> Path:
         """Output of one process."""
-        return self.path / f"process-{number}.log"
+        return self.path / f"output-{number}.log"
 
 
 @dataclass
