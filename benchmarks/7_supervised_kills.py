@@ -5,7 +5,7 @@
 Kills take turns: one process, all of them, the supervisor itself; SIGKILL and SIGTERM; some inside a save. In the
 middle a crash at one update is injected, over which the supervisor must stop after two tries; then it is mended and a
 new supervisor goes on. The loss curve must be that of an undisturbed run, bit by bit. One JSON line per figure; exit 1
-on a miss. About ten minutes on two cores.
+on a miss. Twenty minutes on two busy cores.
 """
 
 import argparse
