@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from ectype.artifacts import lock
 from ectype.cli.main import app
 from ectype.evaluate.engine import Settings
-from ectype.evaluate.follow import Ledger, follow_run
+from ectype.evaluate.follow import LandmarkLedger, follow_run
 from ectype.evaluate.held_out import HeldOutText
 from ectype.evaluate.landmarks import landmark_lock
 from ectype.evaluate.runner import evaluate_run, run_texts
@@ -52,12 +52,12 @@ def test_the_ledger_says_what_is_due_done_ahead_and_lost(
     """Landmark 400 was lost, 640 is not there yet, and one of the others has a record."""
     hidden = hide(copy_run, 640)
     evaluate_run(copy_run, small, landmarks=[80], texts=texts, settings=FEW)
-    ledger = Ledger(copy_run, small, texts, FEW)
+    ledger = LandmarkLedger(copy_run, small, texts, FEW)
     assert ledger.states() == {0: "due", 80: "done", 240: "due", 400: "ahead", 640: "ahead"}
     hidden.rename(RunFolder(copy_run).checkpoint(640))
     assert ledger.states() == {0: "due", 80: "done", 240: "due", 400: "missing", 640: "due"}
     RunFolder(copy_run).evaluation(80).unlink()
-    assert Ledger(copy_run, small, texts, FEW).states()[80] == "due"
+    assert LandmarkLedger(copy_run, small, texts, FEW).states()[80] == "due"
 
 
 def test_a_landmark_lost_by_a_stop_is_found_and_filled_once(

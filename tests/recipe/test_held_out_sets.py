@@ -44,3 +44,11 @@ def test_a_set_that_contradicts_itself_is_refused(given: str, message: str) -> N
 def test_a_name_that_can_be_no_file_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(EctypeError, match="held-out set named"):
         check_names({name: HeldOutSet(tokens=tmp_path)})
+
+
+def test_two_names_that_make_one_file_are_refused(tmp_path: Path) -> None:
+    """Records of `a/b` and `a.b` would lie in one file, each over the other."""
+    one = HeldOutSet(tokens=tmp_path)
+    assert set(check_names({"a/b": one, "a-b": one, "a_b": one})) == {"a/b", "a-b", "a_b"}
+    with pytest.raises(EctypeError, match=r"held-out sets 'a/b' and 'a\.b'"):
+        check_names({"a/b": one, "a.b": one})

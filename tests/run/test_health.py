@@ -9,11 +9,17 @@ from ectype.recipe.placement import Health
 from ectype.run.health import (
     Sign,
     Updates,
+    data_wait_share,
+    is_finite,
+    is_spike,
     judge_signs,
     judge_state,
     judge_updates,
+    left_seconds,
     recent_seconds,
+    session_goodput,
     settled_seconds,
+    skipped_share,
     spike_threshold,
 )
 
@@ -38,7 +44,7 @@ def kinds(run, session=None):
 
 
 def sign(process, **changes):
-    values = {"host": f"host{process}", "step": 40, "phase": "step 41", "phase_seconds": 1.0, "stage": "update"}
+    values = {"host": f"host{process}", "step": 40, "phase": "step 41", "phase_seconds": 1.0, "activity": "update"}
     return Sign(process, **values | {"age_seconds": 2.0, "own_seconds": 0.01, "probe_seconds": 0.002} | changes)
 
 
@@ -97,6 +103,28 @@ def test_skipped_updates_are_counted():
     assert kinds(updates(skipped={80: 1, 81: 1})) == []
 
 
+def test_shares_are_of_as_many_updates_as_the_policy_looks_at():
+    run = updates(8, skipped={7: 1}, step_seconds=dict.fromkeys(range(8), 2.0), data_wait_seconds={0: 0.93})
+    assert (skipped_share(run, POLICY), data_wait_share(run, POLICY)) == (0.125, pytest.approx((0.93 + 0.07) / 16))
+    assert (skipped_share(updates(7), POLICY), data_wait_share(updates(7), POLICY)) == (None, None)
+    # Of a log that does not tell of skipped updates nothing is known, and nothing found.
+    silent = updates(skipped=dict.fromkeys(range(100), np.nan))
+    assert (skipped_share(silent, POLICY), kinds(silent)) == (None, [])
+
+
+def test_the_time_left_is_at_the_pace_of_the_session():
+    assert (session_goodput(30.0, 40.0), session_goodput(0.0, 40.0), session_goodput(41.0, 40.0)) == (0.75, None, 1.0)
+    assert left_seconds(100, 1.5, 0.75) == 200
+    assert (left_seconds(100, None, 0.75), left_seconds(100, 1.5, None)) == (None, None)
+
+
+def test_a_loss_that_is_not_finite_is_no_spike():
+    assert [is_spike(loss, 3.0) for loss in (3.0, 3.1, np.inf, np.nan)] == [False, True, False, False]
+    assert not is_spike(9.0, None)
+    found = is_finite(np.array([1.0, np.nan, 1.0]), np.array([1.0, 1.0, np.inf]))
+    assert found.tolist() == [True, False, False]
+
+
 def test_a_straggler_is_named():
     [found] = judge_signs([sign(0), sign(1), sign(2, own_seconds=0.2)], 1.0, POLICY)
     assert (found.kind, found.process) == ("straggler", 2)
@@ -112,7 +140,7 @@ def test_a_straggler_is_named():
 def test_the_process_that_the_others_wait_for_is_named():
     """0 and 1 sit in update 41; 2 still waits for its data, so that the collective never ends."""
     still = {"phase_seconds": 100.0}
-    late = sign(2, phase="waiting for the data of step 41", stage="data", **still)
+    late = sign(2, phase="waiting for the data of step 41", activity="data", **still)
     [found] = judge_signs([sign(0, **still), sign(1, **still), late], 1.0, POLICY)
     assert (found.kind, found.process) == ("stalled", 2)
     assert "3 processes stand still" in found.text
@@ -121,7 +149,7 @@ def test_the_process_that_the_others_wait_for_is_named():
     # All in the same update: nobody in particular.
     assert [f.process for f in judge_signs([sign(0, **still), sign(1, **still)], 1.0, POLICY)] == [0, 1]
     # What takes long by its nature is left to the watchdog, and a long update is no stall.
-    assert judge_signs([sign(0, stage="other", phase="compiling", **still)], 1.0, POLICY) == []
+    assert judge_signs([sign(0, activity="other", phase="compiling", **still)], 1.0, POLICY) == []
     assert judge_signs([sign(0, **still)], 12.0, POLICY) == []
 
 
@@ -131,12 +159,24 @@ def test_a_silent_process_is_lost_unless_it_said_goodbye():
     assert judge_signs([sign(0, age_seconds=9e5, ended="done")], 1.0, POLICY) == []
 
 
+def test_a_process_that_never_gave_a_sign_is_lost_once_it_had_time_to():
+    def there(session_seconds, **changes):
+        return [sign(number, processes=4, session_seconds=session_seconds, **changes) for number in (0, 1, 3)]
+
+    limit = POLICY.lost_after_seconds
+    assert judge_signs(there(limit), 1.0, POLICY) == []
+    [found] = judge_signs(there(limit + 1), 1.0, POLICY)
+    assert (found.kind, found.process, found.text) == ("lost", 2, "process 2 never gave a sign")
+    assert judge_state(there(limit + 1), [found], 40, 100, POLICY) == "stalled"
+    assert judge_signs(there(limit + 1, ended="done"), 1.0, POLICY) == []
+
+
 @pytest.mark.parametrize(
     ("signs", "saved", "state"),
     [
         ([sign(0)], 40, "training"),
-        ([sign(0, stage="other", phase="saving step 40")], 40, "training"),
-        ([sign(0, stage="other", phase="compiling", own_seconds=None)], 0, "starting"),
+        ([sign(0, activity="other", phase="saving step 40")], 40, "training"),
+        ([sign(0, activity="other", phase="compiling", own_seconds=None)], 0, "starting"),
         ([sign(0), sign(1, age_seconds=100.0)], 40, "stalled"),
         ([sign(0, phase_seconds=100.0)], 40, "stalled"),
         ([sign(0, age_seconds=100.0)], 40, "lost"),

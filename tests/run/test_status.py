@@ -23,7 +23,7 @@ NOW = 1_800_000_000.0
 def heartbeat(process=0, **changes):
     values = {
         "process": process, "processes": 2, "host": f"host{process}", "at_unix_seconds": NOW - 4, "phase": "step 21",
-        "phase_seconds": 0.5, "stage": "update", "step": 20, "own_seconds": 0.01, "probe_seconds": None,
+        "phase_seconds": 0.5, "activity": "update", "step": 20, "own_seconds": 0.01, "probe_seconds": None,
         "updating_seconds": 30.0, "session_seconds": 40.0, "ended": None, "error": None,
     }  # fmt: skip
     return Heartbeat(**values | changes)
@@ -66,10 +66,22 @@ def test_a_run_that_trains(run):
 
 def test_a_run_that_hangs_names_the_process(run):
     write_heartbeat(run.path, heartbeat(0, phase_seconds=300.0))
-    write_heartbeat(run.path, heartbeat(1, phase="waiting for the data of step 21", stage="data", phase_seconds=301.0))
+    write_heartbeat(run.path, heartbeat(1, phase="waiting for step 21", activity="data", phase_seconds=301.0))
     found = run_status(run.path, NOW)
     assert (found.state, found.well) == ("stalled", False)
     assert [(f.kind, f.process) for f in found.findings] == [("stalled", 1)]
+
+
+def test_a_process_that_died_before_its_first_sign_is_found(run):
+    """Four processes, of which three beat; the session is 40 s old and their last sign 4 s, then 60 s more."""
+    for process in (0, 1, 3):
+        write_heartbeat(run.path, heartbeat(process, processes=4))
+    assert run_status(run.path, NOW).well
+    for process in (0, 1, 3):
+        write_heartbeat(run.path, heartbeat(process, processes=4, at_unix_seconds=NOW + 56, session_seconds=100.0))
+    found = run_status(run.path, NOW + 60)
+    assert (found.state, found.well) == ("stalled", False)
+    assert [(f.kind, f.process, f.text) for f in found.findings] == [("lost", 2, "process 2 never gave a sign")]
 
 
 def test_a_run_that_was_killed_and_one_that_was_stopped(run):

@@ -265,8 +265,8 @@ def test_batches_reach_the_devices_ahead_of_their_step(tmp_path, monkeypatch):
             time.sleep(0.01)
         assert len(placed) > row["step"] or row["step"] == STEPS
 
-    on_devices = loop._on_devices
-    monkeypatch.setattr(loop, "_on_devices", recorded)
+    on_devices = loop.on_devices
+    monkeypatch.setattr(loop, "on_devices", recorded)
     train(tmp_path / "run", watch=next_is_placed)
     assert placed == [(k, "ectype-loader") for k in range(STEPS)]
 

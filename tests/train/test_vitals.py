@@ -12,6 +12,7 @@ from ectype.errors import EXIT_UNHEALTHY, UnhealthyError
 from ectype.recipe.load import load_placement, load_recipe
 from ectype.recipe.placement import Health
 from ectype.run.checkpoints import finished_steps
+from ectype.run.goodput import read_goodput
 from ectype.run.heartbeats import read_heartbeats, write_heartbeat
 from ectype.run.metrics import last_rows
 from ectype.run.status import run_status
@@ -45,12 +46,16 @@ def row(step, **changes):
 
 
 @pytest.fixture
-def vitals(tmp_path):
+def pulse(tmp_path):
+    return Pulse(tmp_path, Watchdog(60, 0, 1), Health(), 0, 1)
+
+
+@pytest.fixture
+def vitals(pulse):
     """A function that gives the judge under a policy, over sixteen losses near 2, and a list of what it warns of."""
 
     def make(**policy):
         health, said = Health(spike_window_updates=16, **policy), []
-        pulse = Pulse(tmp_path, Watchdog(60, 0, 1), health, 0, 1)
         earlier = 2 + 0.01 * np.random.default_rng(0).standard_normal(16)
         return Vitals(health, pulse, earlier, said.append, None), said
 
@@ -85,12 +90,12 @@ def test_updates_that_are_not_finite_stop_the_run_only_in_a_row(vitals):
     assert len(said) == 1
 
 
-def test_own_time_leaves_out_updates_and_saves(tmp_path, vitals):
+def test_own_time_leaves_out_updates_and_saves(tmp_path, pulse, vitals):
     """An update begins at 10 and computes for 0.75; the next begins at 12, after a save of 1 second."""
     judge, _ = vitals()
     judge.updated(row(1), 10.0)
     judge.updated(row(2, save_stall_seconds=1.0), 12.0)
-    with judge._pulse.beating():
+    with pulse.beating():
         pass
     [beat] = read_heartbeats(tmp_path)
     assert (beat.own_seconds, beat.step, beat.updating_seconds) == (0.25, 2, 1.5)
@@ -131,6 +136,7 @@ def test_weights_that_explode_end_with_65_and_their_state_is_not_saved(tmp_path)
     spiked = last_rows(run, 1)[0]["step"]
     assert spiked > 6
     assert max(finished_steps(run)) == spiked - 1
+    assert [session.ended for session in read_goodput(run)[1]] == ["done", "unhealthy"]
     shown = CliRunner().invoke(app, ["status", str(run), "--json"])
     found = json.loads(shown.stdout)
     assert (shown.exit_code, found["state"]) == (1, "unhealthy")

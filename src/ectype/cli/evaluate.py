@@ -181,9 +181,9 @@ def _all_summaries(evaluation: Any) -> dict[str, Any]:
 
 
 def _show_status(run: Path, reference: Any, texts: Any, settings: Any, json_output: bool) -> None:
-    from ectype.evaluate.follow import Ledger
+    from ectype.evaluate.follow import LandmarkLedger
 
-    states = Ledger(run, reference, texts, settings).states()
+    states = LandmarkLedger(run, reference, texts, settings).states()
 
     def show() -> None:
         table = plain_table("landmark", "state", numbers_from=0)

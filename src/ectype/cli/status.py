@@ -14,7 +14,6 @@ TEXTFILE_OPTION = typer.Option(
 )
 FOLLOW_OPTION = typer.Option("--follow", help="Look again and again, until the run is finished.")
 EVERY_OPTION = typer.Option("--every-seconds", min=0.1, help="With --follow: between two looks.")
-_GOOD = ("starting", "training", "finished", "stopped")
 
 
 @verb
@@ -59,7 +58,7 @@ def _show(found: Any) -> None:
     from rich.markup import escape
 
     out = console()
-    out.print(f"[{'green' if found.state in _GOOD else 'red'}]{found.state}[/]  {escape(found.words)}")
+    out.print(f"[{'red' if found.bad_state else 'green'}]{found.state}[/]  {escape(found.words)}")
     share = found.completed_updates / found.target_updates
     saved = f"{found.saved_updates:,} saved"
     out.print(f"{found.completed_updates:,} of {found.target_updates:,} updates ({share:.1%}), {saved}{_left(found)}")

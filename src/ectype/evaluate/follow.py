@@ -24,7 +24,7 @@ _BUSY = EctypeError("another process evaluates this landmark", "one at a time", 
 
 
 @dataclass
-class Ledger:
+class LandmarkLedger:
     """Landmarks of a run with their states, read again at each call.
 
     Finding out whether a record still counts takes hashing the weights, so a landmark that was found done is looked at
@@ -81,7 +81,7 @@ def follow_run(
     recipe = load_run_recipe(run_dir)
     require_due(find_landmarks(run_dir, recipe, reference), reference)
     require_disjoint(run_dir, recipe, texts, most_windows=disjoint_windows, progress=progress)
-    ledger = Ledger(run_dir, reference, texts, settings)
+    ledger = LandmarkLedger(run_dir, reference, texts, settings)
     while True:
         states = ledger.states()
         due = [step for step, state in states.items() if state == "due"]
@@ -92,7 +92,7 @@ def follow_run(
 
 
 def _evaluate(
-    ledger: Ledger, step: int, evaluated: Callable[[int, Evaluation], None], progress: Progress
+    ledger: LandmarkLedger, step: int, evaluated: Callable[[int, Evaluation], None], progress: Progress
 ) -> bool:  # fmt: skip
     """Evaluate one landmark unless another process holds it or has done it since; whether it was."""
     try:

@@ -91,13 +91,24 @@ def named_sets(given: Sequence[str]) -> dict[str, HeldOutSet]:
     return check_names(sets)
 
 
+def plain_set_name(name: str) -> str:
+    """The name of a set in names of files: a slash is a dot there."""
+    return name.replace("/", ".")
+
+
 def check_names(sets: dict[str, HeldOutSet]) -> dict[str, HeldOutSet]:
     """`sets`, whose names become file names.
 
     Raises:
-        EctypeError: a name with other characters, or that of the reference's own text.
+        EctypeError: a name with other characters, or that of the reference's own text, or two that make one file name.
     """
+    by_file: dict[str, str] = {}
     for name in sets:
+        if (other := by_file.setdefault(plain_set_name(name), name)) != name:
+            raise EctypeError(
+                f"held-out sets {other!r} and {name!r}", "names that make two files; a slash becomes a dot there",
+                "rename one of them",
+            )  # fmt: skip
         plain = name.replace("/", "").replace("-", "").replace("_", "").replace(".", "")
         if not plain.isalnum() or not name[0].isalnum() or name == MAIN_SET:
             raise EctypeError(

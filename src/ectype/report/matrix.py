@@ -13,6 +13,7 @@ from ectype.compare.criteria import Criterion, Outcome
 from ectype.compare.held_out_criteria import KL, LOSS, LOSS_BY_DOMAIN, LOSS_BY_SET, TOP1
 from ectype.compare.ranking import strain, worst
 from ectype.evaluate.record import Evaluation, Summary
+from ectype.recipe.held_out_sets import plain_set_name
 from ectype.report.judgement import OUTCOME_TONES
 from ectype.report.markup import Cell, Column, Html, Tone, bound, icon, number, percent, table
 from ectype.report.records import RunRecords
@@ -77,9 +78,8 @@ def _held_out_rows(records: RunRecords) -> list[_Row]:
 
 def _set_rows(records: RunRecords) -> list[_Row]:
     """Further sets; only those that recipe or reference name are judged."""
-    # A slash in a set's name is a dot in the names of its records.
     found = [c for c in _criteria(records) if c.name == LOSS_BY_SET and c.measured is not None]
-    judged = {((criterion.domain or "").replace("/", "."), criterion.landmark): criterion for criterion in found}
+    judged = {(plain_set_name(criterion.domain or ""), criterion.landmark): criterion for criterion in found}
     rows = []
     for name, evaluations in records.sets.items():
         cells = {}

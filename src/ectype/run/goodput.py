@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ectype.artifacts import parse_json
+from ectype.run.health import End
 from ectype.run.metrics import parse_row
 from ectype.run.paths import RunFolder
 
 Cost = Literal["start", "restore", "compile", "save_stall", "lost", "other", "evaluation"]
-End = Literal["done", "stopped", "failed", "killed"]
 _BEGIN = "begin"
 
 
@@ -68,7 +68,7 @@ class SessionGoodput:
     """One start of the program."""
 
     from_step: int
-    ended: End
+    ended: End | Literal["killed"]
     """`killed`: nothing says how it ended. The session in progress reads so, too."""
     goodput: Goodput
 

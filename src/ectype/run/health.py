@@ -11,11 +11,14 @@ import numpy as np
 
 from ectype.recipe.placement import Health
 
-Kind = Literal["not_finite", "spike", "slow", "skipped", "data_wait", "straggler", "stalled", "lost"]
+FindingKind = Literal["not_finite", "spike", "slow", "skipped", "data_wait", "straggler", "stalled", "lost"]
 State = Literal["starting", "training", "stalled", "lost", "stopped", "failed", "unhealthy", "finished"]
-Stage = Literal["update", "data", "other"]
+BAD_STATES: tuple[State, ...] = ("stalled", "lost", "failed", "unhealthy")
+"""Those that somebody should look at."""
+Activity = Literal["update", "data", "other"]
 """Of a process: computing an update, waiting for its data, or at something whose length no update tells."""
 End = Literal["done", "stopped", "failed", "unhealthy"]
+"""How a session ended, as far as it could say so itself."""
 
 _NORMAL_DEVIATIONS_PER_MAD = 1.4826
 """Of a normal distribution: 1 / Phi^-1(3/4) (Rousseeuw and Croux 1993)."""
@@ -27,7 +30,7 @@ _LEAST_BLOCKS = 2
 class Finding:
     """Something that is not as it should be; `step` is the update that shows it, `process` the one it is about."""
 
-    kind: Kind
+    kind: FindingKind
     text: str
     step: int | None = None
     process: int | None = None
@@ -53,7 +56,7 @@ class Updates:
     @property
     def finite(self) -> np.ndarray:
         """bool [n]: loss and gradient norm are finite."""
-        return np.isfinite(self.loss) & np.isfinite(self.grad_norm)
+        return is_finite(self.loss, self.grad_norm)
 
 
 @dataclass(frozen=True)
@@ -67,13 +70,17 @@ class Sign:
     phase: str
     phase_seconds: float
     """Until now."""
-    stage: Stage
+    activity: Activity
     age_seconds: float
     own_seconds: float | None = None
     """Median of recent updates: what the process did alone between two of them, its wait for data included."""
     probe_seconds: float | None = None
     """Median of recent probes of its slowest device."""
     ended: End | None = None
+    processes: int = 1
+    """Of its job, itself included."""
+    session_seconds: float = 0.0
+    """Since its session began, until now."""
 
     def alive(self, policy: Health) -> bool:
         """Whether it runs, as far as its sign tells."""
@@ -82,6 +89,16 @@ class Sign:
     def lost(self, policy: Health) -> bool:
         """Whether it fell silent without a word."""
         return self.ended is None and self.age_seconds > policy.lost_after_seconds
+
+
+def is_finite(loss: np.ndarray, grad_norm: np.ndarray) -> np.ndarray:
+    """Whether loss and gradient norm of each update are both finite; of one update too."""
+    return np.isfinite(loss) & np.isfinite(grad_norm)
+
+
+def is_spike(loss: float, threshold: float | None) -> bool:
+    """Whether a loss spikes, by `spike_threshold`. One that is not finite is no spike, but `is_finite` finds it."""
+    return threshold is not None and bool(threshold < loss < np.inf)
 
 
 def spike_threshold(earlier: np.ndarray, policy: Health) -> float | None:
@@ -124,6 +141,32 @@ def recent_seconds(compute_seconds: np.ndarray, policy: Health) -> float | None:
     return float(np.median(recent)) if len(recent) else None
 
 
+def data_wait_share(session: Updates, policy: Health) -> float | None:
+    """Of the recent updates' seconds, the share that went into waiting for data; None before there are so many."""
+    waits, seconds = (array[-policy.recent_updates :] for array in (session.data_wait_seconds, session.step_seconds))
+    if len(waits) < policy.recent_updates or not np.nansum(seconds):
+        return None
+    return float(np.nansum(waits) / np.nansum(seconds))
+
+
+def skipped_share(updates: Updates, policy: Health) -> float | None:
+    """The share of the recent updates that were skipped; None before there are so many."""
+    recent = updates.skipped[-policy.recent_updates :]
+    if len(recent) < policy.recent_updates or not np.isfinite(recent).any():
+        return None
+    return float(np.nanmean(recent))
+
+
+def session_goodput(updating_seconds: float, session_seconds: float) -> float | None:
+    """The share of a session that went into updates; None before the first."""
+    return min(1.0, updating_seconds / session_seconds) if updating_seconds else None
+
+
+def left_seconds(left_updates: int, step_seconds: float | None, goodput: float | None) -> float | None:
+    """Until the target, at a session's pace; None before its first update."""
+    return step_seconds * left_updates / goodput if step_seconds is not None and goodput else None
+
+
 def judge_updates(updates: Updates, session: Updates, policy: Health) -> list[Finding]:
     """What the last updates show.
 
@@ -146,7 +189,7 @@ def _not_finite(updates: Updates, policy: Health) -> list[Finding]:
 def _spikes(updates: Updates, policy: Health) -> list[Finding]:
     for place in reversed(range(max(0, len(updates.loss) - policy.recent_updates), len(updates.loss))):
         threshold = spike_threshold(updates.loss[:place], policy)
-        if threshold is not None and threshold < updates.loss[place] < np.inf:
+        if is_spike(updates.loss[place], threshold):
             text = f"loss {updates.loss[place]:.4f}, spikes begin at {threshold:.4f}"
             return [Finding("spike", text, int(updates.steps[place]))]
     return []
@@ -161,20 +204,18 @@ def _slow(session: Updates, policy: Health) -> list[Finding]:
 
 
 def _skipped(updates: Updates, policy: Health) -> list[Finding]:
-    recent = updates.skipped[-policy.recent_updates :]
-    if len(recent) < policy.recent_updates or np.nanmean(recent) <= policy.skipped_share:
+    share = skipped_share(updates, policy)
+    if share is None or share <= policy.skipped_share:
         return []
-    return [Finding("skipped", f"{np.nanmean(recent):.0%} of the last {len(recent)} updates were skipped")]
+    return [Finding("skipped", f"{share:.0%} of the last {policy.recent_updates} updates were skipped")]
 
 
 def _data_wait(session: Updates, policy: Health) -> list[Finding]:
-    waits, seconds = (array[-policy.recent_updates :] for array in (session.data_wait_seconds, session.step_seconds))
-    if len(waits) < policy.recent_updates or not np.nansum(seconds):
+    share = data_wait_share(session, policy)
+    if share is None or share <= policy.data_wait_share:
         return []
-    share = np.nansum(waits) / np.nansum(seconds)
-    if share <= policy.data_wait_share:
-        return []
-    return [Finding("data_wait", f"{share:.0%} of the last {len(waits)} updates' time went into waiting for data")]
+    text = f"{share:.0%} of the last {policy.recent_updates} updates' time went into waiting for data"
+    return [Finding("data_wait", text)]
 
 
 def judge_signs(signs: Sequence[Sign], step_seconds: float | None, policy: Health) -> list[Finding]:
@@ -193,17 +234,26 @@ def judge_signs(signs: Sequence[Sign], step_seconds: float | None, policy: Healt
         if sign.lost(policy)
     ]
     alive = [sign for sign in signs if sign.alive(policy)]
-    return [*silent, *_stalled(alive, step_seconds, policy), *_stragglers(alive, step_seconds, policy)]
+    held_up = [*_stalled(alive, step_seconds, policy), *_stragglers(alive, step_seconds, policy)]
+    return [*silent, *_never_heard_of(signs, policy), *held_up]
+
+
+def _never_heard_of(signs: Sequence[Sign], policy: Health) -> list[Finding]:
+    """Processes of the job that the others count and that have had time enough to say something."""
+    if max(sign.session_seconds for sign in signs) <= policy.lost_after_seconds:
+        return []
+    missing = sorted(set(range(max(sign.processes for sign in signs))) - {sign.process for sign in signs})
+    return [Finding("lost", f"process {number} never gave a sign", process=number) for number in missing]
 
 
 def _stalled(alive: Sequence[Sign], step_seconds: float | None, policy: Health) -> list[Finding]:
     """Of the processes that stand still, those that the others wait for: behind them, or not in the update itself."""
     limit = max(policy.stalled_factor * (step_seconds or 0.0), policy.stalled_least_seconds)
-    still = [sign for sign in alive if sign.stage != "other" and sign.phase_seconds > limit]
+    still = [sign for sign in alive if sign.activity != "other" and sign.phase_seconds > limit]
     if not still:
         return []
     furthest = max(sign.step for sign in still)
-    awaited = [sign for sign in alive if sign.step < furthest or sign.stage != "update"] or still
+    awaited = [sign for sign in alive if sign.step < furthest or sign.activity != "update"] or still
     return [
         Finding(
             "stalled",
@@ -254,7 +304,7 @@ def judge_state(signs: Sequence[Sign], findings: Sequence[Finding], saved: int, 
         if any(finding.kind in ("stalled", "lost") for finding in findings):
             return "stalled"
         # A session begins with a phase that belongs to no update, and has done none of its own.
-        begun = any(sign.stage != "other" or sign.own_seconds is not None for sign in signs)
+        begun = any(sign.activity != "other" or sign.own_seconds is not None for sign in signs)
         return "training" if begun else "starting"
     ends = {sign.ended for sign in signs}
     for worst in ("unhealthy", "failed"):

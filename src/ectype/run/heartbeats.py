@@ -8,7 +8,7 @@ from typing import Literal
 
 from ectype.recipe.parse import read_record
 from ectype.recipe.spec import Section
-from ectype.run.health import End, Sign, Stage
+from ectype.run.health import Activity, End, Sign
 from ectype.run.paths import RunFolder
 
 
@@ -23,7 +23,7 @@ class Heartbeat(Section):
     """By the clock of its host."""
     phase: str
     phase_seconds: float
-    stage: Stage
+    activity: Activity
     step: int
     own_seconds: float | None
     probe_seconds: float | None
@@ -38,8 +38,8 @@ class Heartbeat(Section):
         """Seen at a time. Clocks of hosts may differ a little: nothing is younger than now."""
         age = max(0.0, now_unix_seconds - self.at_unix_seconds)
         return Sign(
-            self.process, self.host, self.step, self.phase, self.phase_seconds + age, self.stage, age,
-            self.own_seconds, self.probe_seconds, self.ended,
+            self.process, self.host, self.step, self.phase, self.phase_seconds + age, self.activity, age,
+            self.own_seconds, self.probe_seconds, self.ended, self.processes, self.session_seconds + age,
         )  # fmt: skip
 
 
@@ -65,6 +65,6 @@ def read_heartbeats(run_dir: Path) -> list[Heartbeat]:
     Raises:
         EctypeError: a file that no process of this version wrote.
     """
-    paths = sorted(RunFolder(run_dir).heartbeats.glob("process-*.json"))
-    mend = f"delete {RunFolder(run_dir).heartbeats}: the next start of the run makes it anew"
-    return [read_record(path, Heartbeat, "heartbeat", "ectype train", mend) for path in paths]
+    run = RunFolder(run_dir)
+    mend = f"delete {run.heartbeats}: the next start of the run makes it anew"
+    return [read_record(path, Heartbeat, "heartbeat", "ectype train", mend) for path in run.heartbeat_files()]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ectype.errors import EctypeError
+from ectype.recipe.held_out_sets import plain_set_name
 
 LOCK_NAME = ".lock"
 
@@ -71,6 +72,10 @@ class RunFolder:
         """What one process last said of itself."""
         return self.heartbeats / f"process-{process:05d}.json"
 
+    def heartbeat_files(self) -> list[Path]:
+        """Those that are there, by number of the process."""
+        return sorted(self.heartbeats.glob("process-*.json"))
+
     def evaluation(self, step: int) -> Path:
         """The evaluation of one landmark."""
         return self.path / "evaluations" / _landmark_name(step)
@@ -85,7 +90,7 @@ class RunFolder:
 
     def set_evaluation(self, name: str, step: int) -> Path:
         """The evaluation of one landmark on a further held-out set."""
-        return self.path / "evaluations" / f"set-{name.replace('/', '.')}-{_landmark_name(step)}"
+        return self.path / "evaluations" / f"set-{plain_set_name(name)}-{_landmark_name(step)}"
 
     def set_evaluations(self) -> list[Path]:
         """Evaluations on further held-out sets that are there, by name and ascending landmark."""
@@ -93,7 +98,7 @@ class RunFolder:
 
     @staticmethod
     def name_of_set(path: Path) -> str:
-        """Of which set an evaluation is; a slash in its name has become a dot."""
+        """Of which set an evaluation is, by its `plain_set_name`."""
         return path.stem.removeprefix("set-").rpartition("-step-")[0]
 
     def task_evaluation(self, step: int) -> Path:
@@ -110,7 +115,7 @@ class RunFolder:
 
     def against_run_set(self, name: str, step: int) -> Path:
         """The same on a further held-out set."""
-        return self.path / "against-run" / f"set-{name.replace('/', '.')}-{_landmark_name(step)}"
+        return self.path / "against-run" / f"set-{plain_set_name(name)}-{_landmark_name(step)}"
 
     @property
     def disjoint(self) -> Path:

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ectype.run.health import Kind, Sign, State
+from ectype.run.health import FindingKind, Sign, State
 from ectype.run.status import RunStatus
 
 Labels = tuple[tuple[str, str], ...]
@@ -37,7 +37,7 @@ def exposition(status: RunStatus) -> str:
 def _of_run(status: RunStatus) -> Iterator[Family]:
     info = (("recipe", status.recipe), ("recipe_hash", status.recipe_hash))
     yield Family("ectype_run_info", "What is trained; always 1.", ((info, 1),))
-    states, kinds = typing.get_args(State), typing.get_args(Kind)
+    states, kinds = typing.get_args(State), typing.get_args(FindingKind)
     found = [finding.kind for finding in status.findings]
     yield Family(
         "ectype_state", "1 for the state that the run is in.",

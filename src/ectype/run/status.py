@@ -9,18 +9,22 @@ from typing import Any
 import numpy as np
 
 from ectype.errors import EctypeError
-from ectype.recipe.placement import Health
 from ectype.run.checkpoints import newest_step
 from ectype.run.health import (
+    BAD_STATES,
     Finding,
     Sign,
     State,
     Updates,
+    data_wait_share,
     judge_signs,
     judge_state,
     judge_updates,
+    left_seconds,
     recent_seconds,
+    session_goodput,
     settled_seconds,
+    skipped_share,
 )
 from ectype.run.heartbeats import Heartbeat, read_heartbeats
 from ectype.run.manifest import load_run_recipe, read_manifest
@@ -62,9 +66,14 @@ class RunStatus:
     findings: tuple[Finding, ...]
 
     @property
+    def bad_state(self) -> bool:
+        """Whether its state alone is one to look at."""
+        return self.state in BAD_STATES
+
+    @property
     def well(self) -> bool:
         """Whether nobody need look at it: it runs, is done, or was stopped, and nothing was found."""
-        return not self.findings and self.state not in ("stalled", "lost", "failed", "unhealthy")
+        return not self.findings and not self.bad_state
 
     def record(self) -> dict[str, Any]:
         """As plain values; a number that is not finite is null."""
@@ -91,14 +100,15 @@ def run_status(run_dir: Path, now_unix_seconds: float | None = None) -> RunStatu
     saved, target = newest_step(run_dir), recipe.duration_steps
     completed = max(saved, rows[-1]["step"] if rows else 0)
     state = judge_state(signs, findings, saved, target, policy)
-    goodput = _session_goodput(beats)
+    first_beat = next((beat for beat in beats if beat.process == 0), None)
+    goodput = None if first_beat is None else session_goodput(first_beat.updating_seconds, first_beat.session_seconds)
     return RunStatus(
         run=str(run_dir), recipe=recipe.name, recipe_hash=manifest.recipe_hash, state=state,
         words=_words(state, beats, signs), at_unix_seconds=now, completed_updates=completed, saved_updates=saved,
         target_updates=target, starts=len(manifest.sessions), last=rows[-1] if rows else None, step_seconds=recent,
-        settled_step_seconds=settled, data_wait_share=_data_wait_share(session, policy),
-        skipped_share=_mean(updates.skipped, policy), session_goodput=goodput,
-        left_seconds=recent * (target - completed) / goodput if recent is not None and goodput else None,
+        settled_step_seconds=settled, data_wait_share=data_wait_share(session, policy),
+        skipped_share=skipped_share(updates, policy), session_goodput=goodput,
+        left_seconds=left_seconds(target - completed, recent, goodput),
         processes=signs, findings=findings,
     )  # fmt: skip
 
@@ -121,24 +131,6 @@ def _updates(rows: Sequence[Row]) -> Updates:
         np.array([row["step"] for row in rows], np.int64),
         *(series(name) for name in ("loss", "grad_norm", "skipped", "step_seconds", "data_wait_seconds")),
     )
-
-
-def _data_wait_share(session: Updates, policy: Health) -> float | None:
-    seconds = np.nansum(session.step_seconds[-policy.recent_updates :])
-    return float(np.nansum(session.data_wait_seconds[-policy.recent_updates :]) / seconds) if seconds else None
-
-
-def _mean(values: np.ndarray, policy: Health) -> float | None:
-    recent = values[-policy.recent_updates :]
-    recent = recent[np.isfinite(recent)]
-    return float(recent.mean()) if len(recent) else None
-
-
-def _session_goodput(beats: Sequence[Heartbeat]) -> float | None:
-    first = next((beat for beat in beats if beat.process == 0), None)
-    if first is None or not first.updating_seconds:
-        return None
-    return min(1.0, first.updating_seconds / first.session_seconds)
 
 
 def _words(state: State, beats: Sequence[Heartbeat], signs: Sequence[Sign]) -> str:

@@ -18,6 +18,13 @@ from ectype.train.watchdog import Watchdog
 _PROBES = 5
 
 
+def end_of(fault: BaseException) -> End:
+    """How a session ended that was left by `fault`."""
+    if isinstance(fault, Stopped):
+        return "stopped"
+    return "unhealthy" if isinstance(fault, UnhealthyError) else "failed"
+
+
 class Pulse:
     """This process's numbers, and the thread that writes them into the run folder."""
 
@@ -53,11 +60,9 @@ class Pulse:
         try:
             yield self
             ended = "done"
-        except Stopped:
-            ended = "stopped"
-            raise
         except BaseException as fault:
-            ended, error = "unhealthy" if isinstance(fault, UnhealthyError) else "failed", str(fault) or repr(fault)
+            ended = end_of(fault)
+            error = None if ended == "stopped" else str(fault) or repr(fault)
             raise
         finally:
             self._done.set()
@@ -72,13 +77,13 @@ class Pulse:
 
     def write(self, ended: End | None = None, error: str | None = None) -> None:
         """Write one heartbeat, as the thread does every few seconds."""
-        name, stage, since = self._watchdog.current
+        name, activity, since = self._watchdog.current
         now = time.monotonic()
         # As tuples, which are taken at once: the loop's thread appends meanwhile.
         own, probes = tuple(self._own_seconds), tuple(self._probe_seconds)
         heartbeat = Heartbeat(
             process=self._process, processes=self._processes, host=socket.gethostname(), at_unix_seconds=time.time(),
-            phase=name, phase_seconds=now - since, stage=stage, step=self._step,
+            phase=name, phase_seconds=now - since, activity=activity, step=self._step,
             own_seconds=statistics.median(own) if own else None,
             probe_seconds=statistics.median(probes) if probes else None,
             updating_seconds=self._updating_seconds, session_seconds=now - self._began, ended=ended, error=error,

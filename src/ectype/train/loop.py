@@ -29,7 +29,8 @@ from ectype.recipe.load import parse_remap, recipe_hash
 from ectype.recipe.placement import Placement
 from ectype.recipe.spec import Recipe, Schedule
 from ectype.run.checkpoints import damaged_folders, finished_steps, remove_leftovers, roll_back
-from ectype.run.goodput import End, GoodputLog
+from ectype.run.goodput import GoodputLog
+from ectype.run.health import End
 from ectype.run.heartbeats import remove_heartbeats
 from ectype.run.manifest import HandOverRecord, Perturbation, read_manifest
 from ectype.run.metrics import MetricsFile, Row, rows_after
@@ -38,7 +39,7 @@ from ectype.stopping import StopSignals
 from ectype.train import checkpoint, distributed, run_folder
 from ectype.train.agreed_index import agreed_index
 from ectype.train.hand_over import plan_hand_over, take_over
-from ectype.train.heartbeat import Pulse
+from ectype.train.heartbeat import Pulse, end_of
 from ectype.train.measurement import open_meter
 from ectype.train.profile import ProfiledSteps, Tracer
 from ectype.train.schedule import learning_rate, with_known_horizon
@@ -217,8 +218,8 @@ def _session(job: Job, end: int, profile: ProfiledSteps | None) -> Result:
             with job.goodput.spending("save_stall"):
                 saver.wait()
             ended = "done" if result.step == end else "stopped"
-        except Stopped:
-            ended = "stopped"
+        except BaseException as fault:
+            ended = end_of(fault)
             raise
         finally:
             job.goodput.end(ended)
@@ -295,7 +296,7 @@ def _train(job: Job, state: TrainState, start: int, end: int, saver: checkpoint.
         open_loader(
             job.index, job.recipe.data, first_batch=start, end_batch=end, rows=job.rows,
             workers=loader.workers, prefetch=loader.prefetch_batches,
-            place=partial(_on_devices, place=place, stop=flags[False]),
+            place=partial(on_devices, place=place, stop=flags[False]),
         ) as batches,
     ):  # fmt: skip
         first, step_function = _first_batch_and_program(job, state, batches, saver)
@@ -373,7 +374,7 @@ def _jitted_step(recipe: Recipe, placement: Placement, mesh: Mesh) -> Any:
     return jax.jit(build_train_step(recipe, placement, mesh), donate_argnums=0)
 
 
-def _on_devices(batch: Batch, place: Callable[[np.ndarray], jax.Array], stop: jax.Array) -> DeviceBatch:
+def on_devices(batch: Batch, place: Callable[[np.ndarray], jax.Array], stop: jax.Array) -> DeviceBatch:
     """This process's rows as global arrays split over the mesh; the loader's thread calls it ahead of the step."""
     optional = [None if array is None else place(array) for array in (batch.segment_ids, batch.target_mask)]
     return DeviceBatch(place(batch.tokens), place(batch.keep), stop, *optional)

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from ectype.errors import UnhealthyError
 from ectype.recipe.placement import Health, Placement
 from ectype.recipe.spec import Recipe
-from ectype.run.health import spike_threshold
+from ectype.run.health import is_finite, is_spike, spike_threshold
 from ectype.run.metrics import Row, last_rows
 from ectype.train import distributed
 from ectype.train.heartbeat import Pulse
@@ -57,7 +57,7 @@ class Vitals:
             self._last_end = began + compute_seconds
 
     def _judge_finite(self, row: Row) -> None:
-        if np.isfinite(row["loss"]) and np.isfinite(row["grad_norm"]):
+        if is_finite(row["loss"], row["grad_norm"]):
             self._not_finite_in_a_row = 0
             return
         self._not_finite_in_a_row += 1
@@ -77,7 +77,7 @@ class Vitals:
         # In place: shifting a short array costs less than a microsecond.
         self._losses[:-1] = self._losses[1:]
         self._losses[-1] = row["loss"]
-        spikes = threshold is not None and bool(threshold < row["loss"] < np.inf)
+        spikes = is_spike(row["loss"], threshold)
         text = f"loss {row['loss']:.4f} at step {row['step']}"
         if spikes and self._policy.on_spike == "stop":
             raise UnhealthyError(

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ectype.errors import EXIT_HUNG
-from ectype.run.health import Stage
+from ectype.run.health import Activity
 
-Phase = tuple[str, Stage, float]
+Phase = tuple[str, Activity, float]
 
 
 class Watchdog:
@@ -25,13 +25,13 @@ class Watchdog:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def phase(self, name: str, stage: Stage = "other") -> None:
+    def phase(self, name: str, activity: Activity = "other") -> None:
         """What the process does from now on."""
-        self._phase = (name, stage, time.monotonic())
+        self._phase = (name, activity, time.monotonic())
 
     @property
     def current(self) -> Phase:
-        """What it does now: name, stage, and since when by `time.monotonic`."""
+        """What it does now: name, activity, and since when by `time.monotonic`."""
         return self._phase
 
     def _watch(self) -> None:
