@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from ectype.cli.compare import _open_questions
+from ectype.cli.compare import open_questions
 from ectype.compare.criteria import Outcome
 
 
@@ -21,7 +21,7 @@ def test_why_criteria_do_not_hold_is_said_once_for_all_of_them() -> None:
             _criterion("token KL", Outcome.UNCLEAR, ""),
         )
     )
-    assert _open_questions(record) == {
+    assert open_questions(record) == {
         "the run's log is short": ["training loss", "z-loss"],
         "first difference at step 3": ["data order"],
     }

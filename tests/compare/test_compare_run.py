@@ -362,9 +362,7 @@ def test_twins_of_a_stage_begin_from_the_checkpoint_that_it_took_over(
     assert [Path(source).parts[-2:] for source in sources] == [("source", "checkpoints")]
 
 
-def test_long_runs_are_not_trained_again_unasked(
-    copy: Copy, reference_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_runs_are_not_trained_again_unasked(copy: Copy, reference_folder: Path) -> None:
     run = copy()
     rows = [json.loads(line) | {"step_seconds": 2.0} for line in (run / "metrics.jsonl").read_text().splitlines()]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

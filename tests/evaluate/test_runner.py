@@ -18,7 +18,7 @@ from ectype.evaluate.engine import Settings
 from ectype.evaluate.held_out import load_held_out
 from ectype.evaluate.landmarks import find_landmarks
 from ectype.evaluate.record import read_evaluation
-from ectype.evaluate.runner import default_settings, evaluate_landmark, evaluate_run
+from ectype.evaluate.runner import default_settings, evaluate_pair, evaluate_run
 from ectype.evaluate.sides import weights_sha256
 from ectype.recipe.load import load_recipe
 from ectype.recipe.placement import Placement
@@ -56,7 +56,7 @@ def test_losses_equal_those_that_olmo_core_and_transformers_computed(
     expected = {row["step"]: row for row in json.loads((folder / "heldout_losses.json").read_text())}
     for step in steps:
         side = reference.landmarks[step]
-        found = evaluate_landmark(step, side, side, held_out, Settings(devices=1), tmp_path / f"{step}.json")
+        [found] = evaluate_pair(step, side, side, [(held_out, tmp_path / f"{step}.json")], Settings(devices=1))
         for domain, evaluated in found.domains.items():
             summary, row = evaluated.summary, expected[step]
             assert summary.loss.ours == pytest.approx(row[f"{domain}/hf"], abs=1e-6)
@@ -114,12 +114,10 @@ def test_the_batch_size_is_the_runs_placements(copy_run: Path, make_manifest: Ca
 def test_results_do_not_depend_on_the_batch_size(reference: Reference, tmp_path: Path) -> None:
     held_out = load_held_out(tiny_text(reference, tmp_path), 256, 1000)
     sides = reference.landmarks[400], reference.landmarks[640]
-    one, other = (
-        evaluate_landmark(
-            640, *sides, held_out, Settings(batch_windows=size), tmp_path / f"{size}.json"
-        )
+    [one], [other] = (
+        evaluate_pair(640, *sides, [(held_out, tmp_path / f"{size}.json")], Settings(batch_windows=size))
         for size in (2, 5)
-    )  # fmt: skip
+    )
     assert one.domains["tz"].windows.loss == pytest.approx(other.domains["tz"].windows.loss, rel=1e-7)
     assert one.domains["tz"].windows.kl == pytest.approx(other.domains["tz"].windows.kl, rel=1e-5)
     assert one.overall.kl_mean > 0.01
@@ -174,9 +172,10 @@ def test_other_vocabularies_have_no_divergence(reference: Reference, tmp_path: P
     (tmp_path / "other" / "config.json").write_text(json.dumps(config | {"vocab_size": 990}))
     held_out = load_held_out(tiny_text(reference, tmp_path), 256, 1000)
     with pytest.raises(EctypeError, match="990 ids in ours"):
-        evaluate_landmark(
-            0, LandmarkWeights(weights=tmp_path / "other"), reference.landmarks[0], held_out, FEW, tmp_path / "out.json"
-        )
+        evaluate_pair(
+            0, LandmarkWeights(weights=tmp_path / "other"), reference.landmarks[0],
+            [(held_out, tmp_path / "out.json")], FEW,
+        )  # fmt: skip
     assert not (tmp_path / "out.json").exists()
 
 

@@ -84,7 +84,7 @@ def test_the_notice_of_an_end_is_passed_on_and_the_save_waited_for(tmp_path):
     assert (tmp_path / "scontrol").read_text() == "requeue 77\n"
 
 
-def test_slurm_is_asked_for_what_was_asked(tmp_path):
+def test_slurm_is_asked_for_what_was_asked():
     text = slurm_script(SlurmJob("stage1", 4, 2, 8, time_limit="1-00:00:00"), NASTY)
     lines = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     assert lines == [

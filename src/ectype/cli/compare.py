@@ -85,7 +85,7 @@ def _show(record: "VerdictRecord", run: Path) -> None:
         table.add_row(name, where, number(criterion.measured, ".3g"), bound, marks[criterion.outcome])
     out = console()
     out.print(table)
-    for note, names in _open_questions(record).items():
+    for note, names in open_questions(record).items():
         out.print(f"{', '.join(names)}: {note}.")
     out.print(f"Comparable step by step: {record.horizon.text}.")
     if record.overlay and record.overlay.warning:
@@ -95,7 +95,7 @@ def _show(record: "VerdictRecord", run: Path) -> None:
     out.print(f"All criteria, with units and the sources of tolerances: {RunFolder(run).verdict}", soft_wrap=True)
 
 
-def _open_questions(record: "VerdictRecord") -> dict[str, list[str]]:
+def open_questions(record: "VerdictRecord") -> dict[str, list[str]]:
     """What is said of criteria that do not hold, and of which ones."""
     from ectype.compare.criteria import Outcome
 

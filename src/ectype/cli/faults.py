@@ -24,10 +24,11 @@ def faults(
     run: Annotated[Path | None, RUN_OPTION] = None,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> int | None:
-    """Make one known fault at a time in a small run, and show what catches it. Example: ectype faults runs/faults
+    """Make each known fault once, and show what catches it.
 
     Ends with 1 if an honest run is called broken, or if a fault that changes the model or its data is caught by nothing
     but the training loss where the data order is replayed.
+    Example: ectype faults runs/faults
     """
     from ectype.errors import EXIT_DONE, EXIT_NEGATIVE
     from ectype.faults.matrix import fault_matrix

@@ -169,30 +169,17 @@ def _chosen(asked: Sequence[int], found: Landmarks, reference: Reference) -> tup
     return tuple(sorted(set(asked))) or found.available
 
 
-def evaluate_landmark(
-    step: int,
-    ours: LandmarkWeights,
-    reference: LandmarkWeights,
-    held_out: HeldOutText,
-    settings: Settings,
-    out: Path,
-    progress: Progress = silent,
-) -> Evaluation:
-    """Compare two sets of weights on the held-out text and write the record to `out`.
-
-    A record already at `out` is returned as it is when its inputs and its protocol are what they would be now.
-
-    Raises:
-        EctypeError: weights can't be loaded, belong to another step, or differ in vocabulary.
-    """
-    return next(_evaluated(step, ours, reference, [(held_out, out)], settings, progress))
-
-
 def evaluate_pair(
     step: int, ours: LandmarkWeights, reference: LandmarkWeights, wanted: Sequence[tuple[HeldOutText, Path]],
     settings: Settings, progress: Progress = silent,
 ) -> list[Evaluation]:  # fmt: skip
-    """The same on several texts, each with the path of its record; weights are loaded once."""
+    """Compare two sets of weights on each text, and write its record to the path beside it; weights are loaded once.
+
+    A record that is already there is returned as it is when its inputs and its protocol are what they would be now.
+
+    Raises:
+        EctypeError: weights can't be loaded, belong to another step, or differ in vocabulary.
+    """
     return list(_evaluated(step, ours, reference, wanted, settings, progress))
 
 
