@@ -49,7 +49,7 @@ def _consume(run: Path, order: Order, first: int, end: int, rows: np.ndarray, sh
 @pytest.mark.parametrize("most", [3, 5, 40, 10_000])
 @pytest.mark.parametrize("block_ids", [16, 1 << 21])
 def test_bins_count_what_counting_each_window_gives(most: int, block_ids: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coverage, "_BLOCK_IDS", block_ids)
+    monkeypatch.setattr(coverage, "BLOCK_IDS", block_ids)
     windows = sum(SIZES)
     order = make_order(windows, DATA)
     generator = np.random.default_rng(most)

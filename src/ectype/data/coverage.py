@@ -19,7 +19,7 @@ _LEAST_WINDOWS = 16
 """Of a bin, on average: fewer make a share that says nothing."""
 MOST_PASSES = 8
 """Maps of one audit."""
-_BLOCK_IDS = 1 << 21
+BLOCK_IDS = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def count_reads(
 
 
 def _blocks(low: int, high: int, batch_windows: int) -> Iterator[tuple[int, int]]:
-    step = max(1, _BLOCK_IDS // batch_windows)
+    step = max(1, BLOCK_IDS // batch_windows)
     for start in range(low, high, step):
         yield start, min(start + step, high)
 

@@ -64,7 +64,7 @@ def measure_parity(
     versions = reference_model.versions()
     model = model_of(read_meta(checkpoint), checkpoint)
     reference_model.refuse_version(versions["transformers"], model)
-    _check_comparable(checkpoint, folder, model, tokens_L)
+    check_comparable(checkpoint, folder, model, tokens_L)
     weights = checkpoint / WEIGHTS_ITEM
     reference = reference_model.open_reference(folder, "float32")
     recording = reference_model.run_reference(reference, tokens_L, keep_hidden=True)
@@ -92,7 +92,12 @@ def measure_parity(
     return record.model_copy(update={"same": same and fault is None, "first_fault": fault})
 
 
-def _check_comparable(checkpoint: Path, folder: Path, model: Model, tokens_L: np.ndarray) -> None:
+def check_comparable(checkpoint: Path, folder: Path, model: Model, tokens_L: np.ndarray) -> None:
+    """Refuse two models whose descriptions already say that they differ, and tokens that they can't read.
+
+    Raises:
+        EctypeError: they differ, or the tokens are not one row of at least two ids of the vocabulary.
+    """
     theirs = read_config(folder).model
     same_layers = theirs.n_layers == model.n_layers and all(
         theirs.layer_window(layer) == model.layer_window(layer) for layer in range(model.n_layers)
