@@ -100,7 +100,7 @@ def _history_lost(recipe: Recipe, _: Path, stack: ExitStack) -> Made:
 
 def _stale(recipe: Recipe, _: Path, stack: ExitStack) -> Made:
     stack.enter_context(spoiled.stale_restored(STALE, RESTARTED_AT))
-    return Made(recipe, (RESTARTED_AT,))
+    return Made(recipe, tuple(step for step in (RESTARTED_AT,) if step < recipe.duration_steps))
 
 
 def _yarn_everywhere(recipe: Recipe, _: Path, stack: ExitStack) -> Made:
@@ -143,13 +143,13 @@ FAULTS = (
         "data", _drawn(ShardedTwice, hosts=HOSTS),
     ),
     Fault(
-        "sharded-twice-stopped", "data sharded twice, with three restarts",
+        "sharded-twice-stopped", "data sharded twice, with restarts",
         "the same, and each restart draws again what was drawn before",
         "data", _drawn(ShardedTwice, STOPS_OF_SHARDED_TWICE, hosts=HOSTS),
     ),
     Fault(
         "host-blocks", "host-block order after a resize",
-        "hosts own blocks of the permutation; four hosts become two half-way through the first pass",
+        "hosts own blocks of the permutation; four hosts become two after 64 updates",
         "data", _drawn(BlocksOfHosts, hosts=(4, 2), resized_after_steps=64),
     ),
     Fault(

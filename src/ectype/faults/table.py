@@ -19,9 +19,20 @@ def missed(matrix: FaultMatrix) -> list[str]:
     ]
 
 
+def unmade(matrix: FaultMatrix) -> list[str]:
+    """Faults that changed no bit of the weights in a replay: nothing was made that a measure could see."""
+    return [
+        row.name
+        for regime in matrix.regimes
+        if regime.name == _REPLAY
+        for row in regime.faults
+        if row.weights_differ is False
+    ]
+
+
 def sound(matrix: FaultMatrix) -> bool:
-    """No false alarm in any regime, and no fault missed in a replay."""
-    return not missed(matrix) and not any(regime.false_alarms for regime in matrix.regimes)
+    """Every fault was made and none missed in a replay, and no honest run raised an alarm in any regime."""
+    return not unmade(matrix) and not missed(matrix) and not any(regime.false_alarms for regime in matrix.regimes)
 
 
 def text_lines(matrix: FaultMatrix) -> list[str]:
