@@ -36,7 +36,7 @@ def loop_and_bare_seconds(blocks: int, block_steps: int) -> tuple[list[float], l
     recipe, placement = load_recipe("toy-wide"), load_placement("cpu")
     prepare_devices(placement)
     mesh = make_mesh(placement)
-    step_function = loop._jitted_step(recipe, placement, mesh)
+    step_function = loop.jitted_step(recipe, placement, mesh)
     own = {"state": _fresh(recipe, mesh), "batch": _batch(recipe, mesh)}
     sides: tuple[list[float], list[float]] = ([], [])
     last = [0.0]

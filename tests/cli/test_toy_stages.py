@@ -167,9 +167,9 @@ def test_yarn_in_all_layers_makes_another_model(
     """Its recipe is the right run's, so that the noise of that one is its own."""
     with monkeypatch.context() as patched:
         patched.setattr(decoder, "layer_rotary", yarn_everywhere)
-        loop._jitted_step.cache_clear()
+        loop.jitted_step.cache_clear()
         train("stage3", tmp_path / "run", chain.source("stage3"), "--until", "6")
-    loop._jitted_step.cache_clear()
+    loop.jitted_step.cache_clear()
     reference = with_noise(chain.references / "stage3", chain.noise, tmp_path / "with-noise")
     code, record = compare(tmp_path / "run", reference)
     assert_other(STEP_LOSS, code, record)

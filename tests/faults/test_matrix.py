@@ -9,12 +9,13 @@ import pytest
 
 from ectype.artifacts import package_path, write_json
 from ectype.cli.main import app
+from ectype.compare import held_out_criteria, trajectory_criteria
 from ectype.errors import EctypeError
 from ectype.faults import matrix as module
-from ectype.faults.detect import MEASURES
+from ectype.faults.detect import MEASURE_OF
 from ectype.faults.matrix import fault_matrix
-from ectype.faults.record import FaultMatrix, Finding, Row, read_matrix
-from ectype.faults.regimes import DETAILS, details, stages
+from ectype.faults.record import MEASURES, READ_ONCE, FaultMatrix, Finding, Row, read_matrix, write_matrix
+from ectype.faults.regimes import DETAILS, Details, details, stages
 from ectype.faults.runs import main
 from ectype.faults.table import missed, sound, text_lines
 from ectype.recipe.reference import load_reference
@@ -43,8 +44,8 @@ def _little_text(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> FaultMatrix:
-    """All runs in this process, which saves a start of the program for each."""
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Details]:
+    """All runs, made in this process, which saves a start of the program for each."""
     out = tmp_path_factory.mktemp("faults")
     chosen = details(("replay",), FAULTS, 1, (*SMALL, f"inputs.reference={_little_text(out)}"))
     write_json(out / DETAILS, chosen.model_dump(mode="json"))
@@ -52,6 +53,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> FaultMatrix:
         for run in stage:
             run.folder(out).parent.mkdir(exist_ok=True)
             main(out, run.name)
+    return out, chosen
+
+
+@pytest.fixture(scope="module")
+def made(finished: tuple[Path, Details]) -> FaultMatrix:
+    """The matrix of those runs."""
+    out, chosen = finished
     return fault_matrix(out, chosen, jobs=1)
 
 
@@ -106,7 +114,8 @@ def test_sharding_twice_leaves_more_than_a_third_unread(made) -> None:
 def test_the_table_names_every_measure_and_every_fault(made) -> None:
     text = "\n".join(text_lines(made))
     assert all(f"| {row.title} |" in text for row in made.regimes[0].faults)
-    assert all(measure in text for measure in MEASURES)
+    assert all(f"| {measure} |" in text for measure in made.regimes[0].measures)
+    assert set(MEASURES) - set(made.regimes[0].measures) == {"loss by set"}
     assert "1 honest runs: 0 false alarms (1 'same model')." in text
 
 
@@ -129,15 +138,43 @@ def test_a_missed_fault_and_a_false_alarm_are_told(made) -> None:
     assert "1 false alarms: honest run 1 by token KL" in "\n".join(text_lines(loud))
 
 
-def test_a_finished_matrix_is_read_back_and_not_made_again(made, tmp_path, monkeypatch) -> None:
-    module.write_matrix(tmp_path, made)
+def test_a_fault_that_changes_no_bit_counts_as_not_made(made) -> None:
+    (regime,) = made.regimes
+    faults = (regime.faults[0].model_copy(update={"weights_differ": False}), *regime.faults[1:])
+    idle = made.model_copy(update={"regimes": (regime.model_copy(update={"faults": faults}),)})
+    assert not sound(idle)
+    assert "Changed no bit, and so was not made: data sharded twice." in "\n".join(text_lines(idle))
+    assert "was not made: data sharded twice" in faults_part(idle).markup
+
+
+def test_every_criterion_has_its_column() -> None:
+    assert set(MEASURE_OF) == {*held_out_criteria.NAMES, *trajectory_criteria.NAMES}
+    assert {*MEASURE_OF.values(), READ_ONCE} == set(MEASURES)
+
+
+def test_a_matrix_is_read_back_as_it_was_written(made, tmp_path) -> None:
+    write_matrix(tmp_path, made)
     assert read_matrix(tmp_path) == made
+
+
+def test_finished_runs_are_not_made_again(finished, monkeypatch) -> None:
+    out, chosen = finished
+    monkeypatch.setattr(module.subprocess, "Popen", None)
+    assert fault_matrix(out, chosen, jobs=1).regimes == read_matrix(out).regimes
 
 
 def test_a_folder_of_another_matrix_is_refused(tmp_path) -> None:
     write_json(tmp_path / DETAILS, details(("replay",), (), 0, SMALL).model_dump(mode="json"))
     with pytest.raises(EctypeError, match="name another folder"):
         fault_matrix(tmp_path, details(("replay",), (), 0, ()), jobs=1)
+
+
+@pytest.mark.parametrize("other", [{"ectype": "0.0.1"}, {"recipe_hashes": {"replay": "f" * 64}}])
+def test_rows_of_another_version_or_recipe_are_refused(other, tmp_path) -> None:
+    chosen = details(("replay",), (), 0, SMALL)
+    write_json(tmp_path / DETAILS, chosen.model_copy(update=other).model_dump(mode="json"))
+    with pytest.raises(EctypeError, match="name another folder"):
+        fault_matrix(tmp_path, chosen, jobs=1)
 
 
 def test_a_run_that_fails_is_named_with_the_end_of_its_log(tmp_path, monkeypatch) -> None:
@@ -150,7 +187,7 @@ def test_a_run_that_fails_is_named_with_the_end_of_its_log(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(("given", "said"), [(["--fault", "epsilonn"], "epsilon"), (["--regime", "rerun"], "re-run")])
-def test_unknown_names_end_with_two_and_the_nearest_one(given, said, tmp_path, capsys) -> None:
+def test_unknown_names_end_with_two_and_the_nearest_one(given, said, tmp_path) -> None:
     from typer.testing import CliRunner
 
     result = CliRunner().invoke(app, ["faults", str(tmp_path / "out"), *given])

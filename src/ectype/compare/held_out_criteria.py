@@ -20,6 +20,8 @@ from ectype.evaluate.record import DomainEvaluation, Evaluation, Summary, array
 LOSS, LOSS_BY_DOMAIN, KL, TOP1 = "held-out loss", "held-out loss by domain", "token KL", "top-1 agreement"
 LOSS_BY_SET = "held-out loss by set"
 """Of further sets that recipe or reference name; such a criterion's `domain` is the set's name."""
+NAMES = (LOSS, LOSS_BY_DOMAIN, LOSS_BY_SET, KL, TOP1)
+"""Of all criteria of this file."""
 _UNIT = "nats per token"
 
 

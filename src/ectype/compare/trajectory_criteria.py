@@ -18,6 +18,11 @@ STEP_LOSS, SMOOTHED_LOSS, MEAN_LOSS = "training loss, each step", "training loss
 STEP_GRAD_NORM, MEAN_GRAD_NORM = "gradient norm, each step", "gradient norm, mean"
 STEP_Z_LOSS, LEARNING_RATE = "z-loss, each step", "learning rate, each step"
 SKIPPED, SKIPPED_LATER, DATA = "skipped steps", "skipped steps beyond the horizon", "data order"
+NAMES = (
+    STEP_LOSS, SMOOTHED_LOSS, MEAN_LOSS, STEP_GRAD_NORM, MEAN_GRAD_NORM, STEP_Z_LOSS, LEARNING_RATE, SKIPPED,
+    SKIPPED_LATER, DATA,
+)  # fmt: skip
+"""Of all criteria of this file."""
 _UNIT = "nats per token"
 _POISSON_QUANTILE = 3.29
 """Two-sided 0.1 % of a standard normal: honest runs skip other steps, but about as many."""

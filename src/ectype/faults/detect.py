@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from ectype.compare.criteria import Criterion, Grounds, Outcome
-from ectype.compare.held_out_criteria import KL, LOSS, LOSS_BY_DOMAIN, TOP1, held_out_criteria
+from ectype.compare.held_out_criteria import KL, LOSS, LOSS_BY_DOMAIN, LOSS_BY_SET, TOP1, held_out_criteria
 from ectype.compare.trajectory import Differences, smooth, smoothing_steps
 from ectype.compare.trajectory_criteria import (
     DATA,
@@ -21,19 +21,18 @@ from ectype.compare.trajectory_criteria import (
     STEP_Z_LOSS,
 )
 from ectype.evaluate.record import DomainEvaluation, Evaluation
-from ectype.faults.record import Finding, Said
+from ectype.faults.record import MEASURES, TRAINING_LOSS, Finding, Said
 
-TRAINING_LOSS, READ_ONCE = "training loss", "exactly once"
-_MEASURE_OF = {
+MEASURE_OF = {
     STEP_LOSS: TRAINING_LOSS, SMOOTHED_LOSS: TRAINING_LOSS, MEAN_LOSS: TRAINING_LOSS,
     STEP_GRAD_NORM: "gradient norm", MEAN_GRAD_NORM: "gradient norm",
     STEP_Z_LOSS: "z-loss", LEARNING_RATE: "learning rate",
     SKIPPED: "skipped steps", SKIPPED_LATER: "skipped steps", DATA: "data order",
-    LOSS: "held-out loss", LOSS_BY_DOMAIN: "loss by domain", KL: "token KL", TOP1: "top-1 agreement",
+    LOSS: "held-out loss", LOSS_BY_DOMAIN: "loss by domain", LOSS_BY_SET: "loss by set", KL: "token KL",
+    TOP1: "top-1 agreement",
 }  # fmt: skip
-MEASURES = tuple(dict.fromkeys((*_MEASURE_OF.values(), READ_ONCE)))
-"""Columns of the matrix. `exactly once` is the audit of the ledger."""
-HELD_OUT = (LOSS, LOSS_BY_DOMAIN, KL, TOP1)
+"""Criterion -> column of the matrix."""
+HELD_OUT = (LOSS, LOSS_BY_DOMAIN, LOSS_BY_SET, KL, TOP1)
 SIZES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """Parts of the held-out text on which the held-out criteria are judged."""
 _GRAVITY: Sequence[Said] = ("holds", "unclear", "broken")
@@ -57,7 +56,7 @@ def findings(
             step = criterion.landmark
             if step is None:
                 step = _first_step(criterion, differences, first_other_batch) or duration_steps
-        measure = _MEASURE_OF[criterion.name]
+        measure = MEASURE_OF[criterion.name]
         found[measure] = _graver(found.get(measure), Finding(said=said, step=step))
     return {name: found[name] for name in MEASURES if name in found}
 

@@ -1,7 +1,8 @@
 """Put a faulty function in the place of a sound one, in a process of its own that does nothing else.
 
 The sound code knows nothing of this: a fault takes the name under which its callers look a function up. A name that is
-no longer there is an error, so that a fault cannot silently stop being made.
+no longer there is an error; one that is there and no longer called leaves the weights as they were, which the matrix
+counts as a fault that was not made.
 """
 
 from collections.abc import Iterator

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from ectype.artifacts import lock, read_json, write_json
 from ectype.errors import EXIT_BAD_INPUT, EctypeError
 from ectype.evaluate.held_out import load_held_out
-from ectype.faults.record import FaultMatrix, RegimeRecord, Row, write_matrix
+from ectype.faults.record import FaultMatrix, RegimeRecord, Row, Seconds, write_matrix
 from ectype.faults.regimes import (
     DETAILS,
     RECIPE,
@@ -31,6 +32,7 @@ from ectype.train.run_folder import environment
 
 _WALL = "wall-seconds.json"
 _TAIL_LINES = 12
+_ANEW = "delete it and call `ectype faults` again"
 
 
 def fault_matrix(out: Path, chosen: Details, jobs: int, progress: Progress = silent) -> FaultMatrix:
@@ -56,27 +58,43 @@ def fault_matrix(out: Path, chosen: Details, jobs: int, progress: Progress = sil
             for stage in stages(chosen):
                 _make(out, [run for run in stage if not run.done(out).is_file()], jobs, runs, progress)
         finally:
-            write_json(out / _WALL, {"seconds": before + time.monotonic() - began})
+            wall = Seconds(seconds=before + time.monotonic() - began)
+            write_json(out / _WALL, wall.model_dump(mode="json"))
         matrix = _joined(out, chosen, jobs)
         write_matrix(out, matrix)
     return matrix
 
 
 def _require_same(out: Path, chosen: Details) -> None:
+    """Rows of another recipe, or made by another version, do not stand beside those of today."""
     path = out / DETAILS
     if path.is_file():
         known = parse(Details, read_json(path, "details of a fault matrix"), str(path))
-        if known.overrides != chosen.overrides:
+        hashes = {name: known.recipe_hashes[name] for name in chosen.recipe_hashes if name in known.recipe_hashes}
+        if (known.overrides, known.ectype) != (chosen.overrides, chosen.ectype) or hashes != {
+            name: chosen.recipe_hashes[name] for name in hashes
+        }:
             raise EctypeError(
-                f"{out} holds runs of {RECIPE} with {list(known.overrides) or 'nothing'} changed",
-                f"{list(chosen.overrides) or 'nothing'}, as asked", "name another folder",
-            )  # fmt: skip
+                f"{out} holds runs of Ectype {known.ectype} and {RECIPE} with {list(known.overrides) or 'nothing'} "
+                f"changed, by hash {_shown(known.recipe_hashes)}",
+                f"Ectype {chosen.ectype}, {list(chosen.overrides) or 'nothing'} and {_shown(chosen.recipe_hashes)}",
+                "name another folder",
+            )
+        chosen = chosen.model_copy(update={"recipe_hashes": known.recipe_hashes | chosen.recipe_hashes})
     write_json(path, chosen.model_dump(mode="json"))
+
+
+def _shown(hashes: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value[:12]}" for name, value in hashes.items())
 
 
 def _wall_seconds(out: Path) -> float:
     path = out / _WALL
-    return float(read_json(path, "time of a fault matrix")["seconds"]) if path.is_file() else 0.0
+    return _seconds(path) if path.is_file() else 0.0
+
+
+def _seconds(path: Path) -> float:
+    return read_record(path, Seconds, "time of a fault matrix", "ectype faults", _ANEW).seconds
 
 
 def _make(out: Path, wanted: list[Run], jobs: int, runs: list[Run], progress: Progress) -> None:
@@ -137,19 +155,19 @@ def _failed(run: Run, code: int, log: Path) -> EctypeError:
 def _joined(out: Path, chosen: Details, jobs: int) -> FaultMatrix:
     regimes = [regime_named(name) for name in chosen.regimes]
     recipe = regime_recipe(chosen, regimes[0])
+    joined = tuple(_regime(out, chosen, regime) for regime in regimes)
+    others = [run for stage in stages(chosen)[:-1] for run in stage]
+    rows = [row for regime in joined for row in (*regime.faults, *regime.honest)]
     text = load_held_out(named_reference(recipe), recipe.data.sequence_length_tokens, recipe.model.vocab_size)
     return FaultMatrix(
         recipe=RECIPE,
         overrides=chosen.overrides,
         held_out_tokens=text.targets or 0,
-        regimes=tuple(_regime(out, chosen, regime) for regime in regimes),
+        regimes=joined,
         environment=environment(),
         cores=len(os.sched_getaffinity(0)),
         jobs=jobs,
-        run_seconds=sum(
-            float(read_json(run.done(out), "a run")["seconds"])
-            for stage in stages(chosen) for run in stage if run.kind != "noise"
-        ),
+        run_seconds=sum(row.seconds for row in rows) + sum(_seconds(run.done(out)) for run in others),
         wall_seconds=_wall_seconds(out),
     )  # fmt: skip
 
@@ -159,8 +177,7 @@ def _regime(out: Path, chosen: Details, regime: Regime) -> RegimeRecord:
 
     def rows(kind: str) -> tuple[Row, ...]:
         found = [run for run in stages(chosen)[-1] if run.kind == kind and run.regime == regime.name]
-        mend = "delete it and call `ectype faults` again"
-        return tuple(read_record(run.done(out), Row, "run of a fault matrix", "ectype faults", mend) for run in found)
+        return tuple(read_record(run.done(out), Row, "run of a fault matrix", "ectype faults", _ANEW) for run in found)
 
     return RegimeRecord(
         name=regime.name, what=regime.what, duration_steps=recipe.duration_steps, landmarks=recipe.landmarks,

@@ -12,6 +12,12 @@ from ectype.run.paths import RunFolder
 
 COMMAND = "ectype faults OUT"
 Said = Literal["broken", "unclear", "holds"]
+TRAINING_LOSS, READ_ONCE = "training loss", "exactly once"
+MEASURES = (
+    TRAINING_LOSS, "gradient norm", "z-loss", "learning rate", "skipped steps", "data order", "held-out loss",
+    "loss by domain", "loss by set", "token KL", "top-1 agreement", READ_ONCE,
+)  # fmt: skip
+"""Columns of the matrix, in their order. `exactly once` is the audit of the ledger."""
 
 
 class Finding(Section):
@@ -29,6 +35,18 @@ class Reading(Section):
     unread: int
     read_again: int
     """Windows that are read more than once."""
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """Of all windows, those never read and those read again."""
+        return self.unread / self.windows, self.read_again / self.windows
+
+
+class Seconds(Section):
+    """What a run took that is no row of the matrix, or what all calls took together."""
+
+    format: Literal[1] = 1
+    seconds: float
 
 
 class Row(Section):
@@ -80,6 +98,17 @@ class RegimeRecord(Section):
     honest: tuple[Row, ...]
 
     @property
+    def measures(self) -> tuple[str, ...]:
+        """Those that can be judged here."""
+        found = {name for row in (*self.faults, *self.honest) for name in row.findings}
+        return tuple(name for name in MEASURES if name in found)
+
+    @property
+    def unmade(self) -> tuple[str, ...]:
+        """Titles of faults that changed no bit of the weights: nothing was made that a measure could see."""
+        return tuple(row.title for row in self.faults if row.weights_differ is False)
+
+    @property
     def false_alarms(self) -> tuple[Row, ...]:
         """Honest runs that some measure calls broken."""
         return tuple(row for row in self.honest if row.caught_by)
@@ -98,7 +127,7 @@ class FaultMatrix(Section):
     cores: int
     jobs: int
     run_seconds: float
-    """Sum over all runs, evaluations included."""
+    """Sum over all runs, twins, noise and evaluations included."""
     wall_seconds: float
     """Of all calls that made the matrix together."""
 

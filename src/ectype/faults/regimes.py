@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
+
+from ectype import __version__
 from ectype.errors import EctypeError
 from ectype.faults.catalogue import FAULTS
-from ectype.recipe.load import load_recipe
+from ectype.recipe.load import load_recipe, recipe_hash
 from ectype.recipe.parse import nearest
 from ectype.recipe.spec import Recipe, Section
 
@@ -49,10 +52,14 @@ REGIMES = (
 class Details(Section):
     """What a matrix is to hold; kept in its folder, so that a later call goes on with the same."""
 
+    format: Literal[1] = 1
+    ectype: str = __version__
     regimes: tuple[RegimeName, ...]
     faults: tuple[str, ...]
     honest: int
     overrides: tuple[str, ...]
+    recipe_hashes: dict[str, str] = Field(default_factory=dict)
+    """By regime, of its reference's recipe."""
 
 
 def details(
@@ -77,9 +84,8 @@ def details(
         honest=honest,
         overrides=tuple(overrides),
     )
-    for name in chosen.regimes:
-        regime_recipe(chosen, regime_named(name))
-    return chosen
+    hashes = {name: recipe_hash(regime_recipe(chosen, regime_named(name))) for name in chosen.regimes}
+    return chosen.model_copy(update={"recipe_hashes": hashes})
 
 
 def regime_named(name: str) -> Regime:

@@ -25,9 +25,9 @@ from ectype.data.order import Order
 from ectype.data.source import open_order
 from ectype.evaluate.runner import evaluate_run
 from ectype.faults.catalogue import Fault, Made, fault_named
-from ectype.faults.detect import READ_ONCE, findings, tokens_estimated, tokens_that_catch
+from ectype.faults.detect import findings, tokens_estimated, tokens_that_catch
 from ectype.faults.orders import times_read
-from ectype.faults.record import Finding, Reading, Row
+from ectype.faults.record import READ_ONCE, Finding, Reading, Row, Seconds
 from ectype.faults.refusals import refused_by
 from ectype.faults.regimes import (
     DETAILS,
@@ -41,7 +41,7 @@ from ectype.faults.regimes import (
     regime_recipe,
     run_named,
 )
-from ectype.recipe.load import load_placement
+from ectype.recipe.load import load_placement, recipe_differences
 from ectype.recipe.parse import parse
 from ectype.recipe.placement import Placement
 from ectype.recipe.reference import LandmarkWeights, Log, Reference, named_reference, read_training_log
@@ -82,7 +82,7 @@ def main(out: Path, name: str) -> None:
         # A checkpoint for each landmark of each run would fill a gigabyte.
         shutil.rmtree(run.folder(out))
         return
-    write_json(run.done(out), {"seconds": time.monotonic() - began})
+    write_json(run.done(out), Seconds(seconds=time.monotonic() - began).model_dump(mode="json"))
 
 
 def _reference_run(out: Path, regime: Regime) -> Path:
@@ -151,21 +151,21 @@ def _judged(out: Path, run: Run, regime: Regime, recipe: Recipe, began: float) -
     if fault is not None:
         refused = refused_by(fault, recipe, folder / "refused", _reference_run(out, regime))
     # A step that was compiled before the fault was made would be a sound one.
-    loop._jitted_step.cache_clear()
+    loop.jitted_step.cache_clear()
     with ExitStack() as stack:
-        stack.callback(loop._jitted_step.cache_clear)
+        stack.callback(loop.jitted_step.cache_clear)
         made = Made(subject) if fault is None else fault.make(subject, folder / "spoiled", stack)
         for stop in (*made.restarts, subject.duration_steps):
             loop.train_run(made.recipe, placement, folder / "run", until=stop, perturb=perturb)
         published = _published(out, regime, recipe)
         evaluate_run(folder / "run", published)
         # Within the block: what was silenced would refuse the fault's files here as well.
-        return _row(out, run, regime, made, published, fault, refused, number, devices, began)
+        return _row(out, run, regime, subject, made, published, fault, refused, number, devices, began)
 
 
 def _row(
-    out: Path, run: Run, regime: Regime, made: Made, published: Reference, fault: Fault | None, refused: str | None,
-    seed: int, devices: int, began: float,
+    out: Path, run: Run, regime: Regime, subject: Recipe, made: Made, published: Reference, fault: Fault | None,
+    refused: str | None, seed: int, devices: int, began: float,
 ) -> Row:  # fmt: skip
     run_dir, recipe = run.folder(out) / "run", made.recipe
     noise = MeasuredNoise(read_noise(_noise_file(out, regime)), False, "twins of the reference")
@@ -181,7 +181,7 @@ def _row(
     return Row(
         name=run.of,
         title=fault.title if fault else f"honest run {run.of}",
-        what=fault.what if fault else f"{_WORDS[regime.name]}, {devices} devices",
+        what=_what(fault, subject, made.recipe) if fault else f"{_WORDS[regime.name]}, {devices} devices",
         area=fault.area if fault else "none",
         seed=seed,
         devices=devices,
@@ -198,6 +198,12 @@ def _row(
         tokens_estimated=None if catching else tokens_estimated(record.criteria),
         seconds=time.monotonic() - began,
     )
+
+
+def _what(fault: Fault, sound: Recipe, faulty: Recipe) -> str:
+    """What the fault is; where it is another number in the recipe, that number beside the sound one."""
+    changes = recipe_differences(sound, faulty)
+    return fault.what or "; ".join(f"{field} {new} instead of {old}" for field, (old, new) in changes.items())
 
 
 def _less(ours: float | None, reference: float | None) -> float | None:

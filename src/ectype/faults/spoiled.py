@@ -89,7 +89,7 @@ def shapes_of_whole_norm() -> Making:
 
 def gate_and_up_swapped(slot: str, block: int) -> Making:
     """Step-0 weights whose gate and up projections have changed places in one layer."""
-    sound = loop._initial_weights
+    sound = loop.initial_weights
 
     def weights(job: loop.Job) -> Tree:
         params = sound(job)
@@ -99,12 +99,12 @@ def gate_and_up_swapped(slot: str, block: int) -> Making:
         slots = params["blocks"] | {slot: params["blocks"][slot] | {"mlp": mlp | swapped}}
         return params | {"blocks": slots}
 
-    return in_place_of(loop, "_initial_weights", weights)
+    return in_place_of(loop, "initial_weights", weights)
 
 
 def mean_of_means(parts: int) -> Making:
     """Each of `parts` micro-batches is divided by its own count of tokens, and the means are averaged."""
-    sound = step._local_gradients
+    sound = step.local_gradients
 
     def gradients(params: Tree, batch: step.DeviceBatch, *, specs: Tree, **options: Any) -> tuple[Tree, step.Metrics]:
         windows = batch.tokens.shape[0] // parts
@@ -127,11 +127,11 @@ def mean_of_means(parts: int) -> Making:
             metrics,
             loss=sum(each.loss for _, each in found) / parts,
             z_loss=sum(each.z_loss for _, each in found) / parts,
-            grad_norm=step._norm(summed, specs) / jnp.maximum(whole, 1),
+            grad_norm=step.gradient_norm(summed, specs) / jnp.maximum(whole, 1),
             loss_tokens=whole,
         )
 
-    return in_place_of(step, "_local_gradients", gradients)
+    return in_place_of(step, "local_gradients", gradients)
 
 
 def moments_in_bfloat16() -> Making:

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from ectype.faults.detect import MEASURES, TRAINING_LOSS
-from ectype.faults.record import FaultMatrix, RegimeRecord, Row
+from ectype.faults.record import TRAINING_LOSS, FaultMatrix, RegimeRecord, Row
 
 _REPLAY = "replay"
 
@@ -19,20 +18,9 @@ def missed(matrix: FaultMatrix) -> list[str]:
     ]
 
 
-def unmade(matrix: FaultMatrix) -> list[str]:
-    """Faults that changed no bit of the weights in a replay: nothing was made that a measure could see."""
-    return [
-        row.name
-        for regime in matrix.regimes
-        if regime.name == _REPLAY
-        for row in regime.faults
-        if row.weights_differ is False
-    ]
-
-
 def sound(matrix: FaultMatrix) -> bool:
     """Every fault was made and none missed in a replay, and no honest run raised an alarm in any regime."""
-    return not unmade(matrix) and not missed(matrix) and not any(regime.false_alarms for regime in matrix.regimes)
+    return not missed(matrix) and not any(regime.unmade or regime.false_alarms for regime in matrix.regimes)
 
 
 def text_lines(matrix: FaultMatrix) -> list[str]:
@@ -49,12 +37,12 @@ def text_lines(matrix: FaultMatrix) -> list[str]:
 
 
 def _regime_lines(regime: RegimeRecord) -> list[str]:
-    shown = [name for name in MEASURES if any(name in row.findings for row in (*regime.faults, *regime.honest))]
+    shown = regime.measures
     lines = _table(("fault", *shown, "verdict"), [_cells(row, shown) for row in regime.faults])
     lines += ["", _honest_line(regime)]
     undetected = [row.title for row in regime.faults if not row.caught_by]
-    if undetected:
-        lines += ["", f"Caught by nothing: {', '.join(undetected)}."]
+    for what, found in (("Caught by nothing", undetected), ("Changed no bit, and so was not made", regime.unmade)):
+        lines += ["", f"{what}: {', '.join(found)}."] if found else []
     lines += ["", *_table(_SIZE_COLUMNS, [_sizes(row) for row in regime.faults])]
     return lines
 
@@ -96,12 +84,7 @@ def _sizes(row: Row) -> tuple[str, ...]:
         needed = f"{row.tokens_that_catch:,}"
     elif row.tokens_estimated is not None:
         needed = f"about {row.tokens_estimated:,} (estimated)"
-    reading = row.reading
-    shares = (
-        ("–", "–")
-        if reading is None
-        else tuple(f"{n / reading.windows:.1%}" for n in (reading.unread, reading.read_again))
-    )
+    shares = ("–", "–") if row.reading is None else tuple(f"{share:.1%}" for share in row.reading.shares)
     warning = " (repeated data)" if row.repeated_data_warning else ""
     return (
         row.title, needed, _nats(row.training_loss_last_quarter) + warning, _nats(row.held_out_loss_last),

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from html import escape
 
-from ectype.faults.detect import MEASURES
 from ectype.faults.record import FaultMatrix, RegimeRecord, Row
 from ectype.report.markup import Cell, Column, Html, Part, chip, number, percent, section, table
 
@@ -27,7 +26,7 @@ def faults_part(matrix: FaultMatrix) -> Part:
 
 
 def _regime(regime: RegimeRecord) -> list[str]:
-    shown = [name for name in MEASURES if any(name in row.findings for row in (*regime.faults, *regime.honest))]
+    shown = regime.measures
     title = f"{regime.name.capitalize()}: {regime.what}"
     columns = [Column("fault"), *(Column(name) for name in shown), Column("verdict")]
     rows: list[list[Cell]] = [
@@ -44,6 +43,8 @@ def _regime(regime: RegimeRecord) -> list[str]:
 def _counted(regime: RegimeRecord) -> str:
     caught = sum(bool(row.caught_by) for row in regime.faults)
     said = f"{caught} of {len(regime.faults)} faults are caught within {regime.duration_steps} updates."
+    if regime.unmade:
+        said += f" Changed no bit, and so was not made: {', '.join(regime.unmade)}."
     if not regime.honest:
         return f"{said} No honest run was made beside them."
     return f"{said} Of {len(regime.honest)} honest runs, {len(regime.false_alarms)} are called broken."
@@ -75,10 +76,9 @@ def _sizes(row: Row) -> list[Cell]:
     needed = Html(number(row.tokens_that_catch))
     if row.tokens_that_catch is None and row.tokens_estimated is not None:
         needed = Html(f"about {number(row.tokens_estimated)} (estimated)")
-    reading = row.reading
     shares: list[Cell] = [None, None]
-    if reading is not None:
-        shares = [Html(percent(part / reading.windows, 1)) for part in (reading.unread, reading.read_again)]
+    if row.reading is not None:
+        shares = [Html(percent(share, 1)) for share in row.reading.shares]
     training = Html(number(row.training_loss_last_quarter))
     if row.repeated_data_warning:
         training = Html(f"{training.text} {chip('bad', 'repeated data').text}")

@@ -253,7 +253,7 @@ def _begin(job: Job) -> tuple[TrainState, int]:
     if job.hand_over is not None:
         return _taken_over(job, job.hand_over), job.first_step
     job.watchdog.phase("loading step-0 weights")
-    return fresh_state(_initial_weights(job), job.recipe, job.mesh, job.placement.moments_memory), 0
+    return fresh_state(initial_weights(job), job.recipe, job.mesh, job.placement.moments_memory), 0
 
 
 def _taken_over(job: Job, record: HandOverRecord) -> TrainState:
@@ -265,7 +265,8 @@ def _taken_over(job: Job, record: HandOverRecord) -> TrainState:
     return state if job.perturb is None else replace(state, params=perturbed(state.params, job.perturb))
 
 
-def _initial_weights(job: Job) -> Any:
+def initial_weights(job: Job) -> Any:
+    """The step-0 weights of a run that begins anew: imported or drawn, and a twin's changed."""
     recipe = job.recipe
     if recipe.inputs.weights is None:
         params = init_parameters(recipe.model, recipe.model.init_seed, recipe.numerics.parameters)
@@ -348,7 +349,7 @@ def _first_batch_and_program(
         job.watchdog.phase("waiting for the first batch")
         batch = next(batches)
         job.watchdog.phase("compiling")
-        step_function = _jitted_step(job.recipe, job.placement, job.mesh)  # pyright: ignore[reportArgumentType] - frozen
+        step_function = jitted_step(job.recipe, job.placement, job.mesh)  # pyright: ignore[reportArgumentType] - frozen
         with job.goodput.spending("compile"):
             step_function.lower(state, batch.placed, np.float32(0)).compile()
     return batch, step_function
@@ -369,7 +370,7 @@ def _save(
 
 
 @lru_cache(maxsize=4)
-def _jitted_step(recipe: Recipe, placement: Placement, mesh: Mesh) -> Any:
+def jitted_step(recipe: Recipe, placement: Placement, mesh: Mesh) -> Any:
     """The jitted step; a second session of one process, as a twin's, compiles nothing anew."""
     return jax.jit(build_train_step(recipe, placement, mesh), donate_argnums=0)
 

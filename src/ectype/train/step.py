@@ -69,7 +69,7 @@ def build_train_step(recipe: Recipe, placement: Placement, mesh: Mesh) -> Callab
     specs = state_specs(recipe, mesh)
     stages = placement.gather_stages or gather_stages(mesh, "fsdp")
     local = partial(
-        _local_gradients, recipe=recipe, placement=placement, specs=specs.params, split=split_of(mesh), stages=stages
+        local_gradients, recipe=recipe, placement=placement, specs=specs.params, split=split_of(mesh), stages=stages
     )
     fetch, put_back = _moments_mover(recipe, placement, mesh)
 
@@ -98,7 +98,7 @@ def _moments_mover(recipe: Recipe, placement: Placement, mesh: Mesh) -> tuple[Ca
     return (lambda optimizer: jax.device_put(optimizer, here)), (lambda optimizer: jax.device_put(optimizer, there))
 
 
-def _local_gradients(
+def local_gradients(
     params: Tree, batch: DeviceBatch, *, recipe: Recipe, placement: Placement, specs: Tree, split: Split,
     stages: Stages,
 ) -> tuple[Tree, Metrics]:  # fmt: skip
@@ -136,7 +136,7 @@ def _local_gradients(
     # Tensor devices hold the same rows, but a row may be marked in one process and not yet in another.
     stop = jax.lax.psum(jnp.any(batch.stop).astype(jnp.float32), MESH_AXES)
     divisor = jnp.maximum(counted, 1)
-    norm = _norm(gradients, specs) / divisor
+    norm = gradient_norm(gradients, specs) / divisor
     return gradients, Metrics(loss / divisor, z_loss / divisor, norm, jnp.zeros((), bool), counted, stop > 0)
 
 
@@ -205,7 +205,7 @@ def _sum_over_devices(gradient: jax.Array, spec: PartitionSpec, dtype: str) -> j
     return jax.lax.psum(gradient.astype(dtype), axes)
 
 
-def _norm(gradients: Tree, specs: Tree) -> jax.Array:
+def gradient_norm(gradients: Tree, specs: Tree) -> jax.Array:
     """L2 norm over the whole tree, float32: each element counts once, whichever devices hold it."""
     parts: dict[tuple[str, ...], list[jax.Array]] = {(): []}
     for gradient, spec in zip(jax.tree.leaves(gradients), jax.tree.leaves(specs), strict=True):
