@@ -141,5 +141,7 @@ def test_a_restart_that_forgets_keeps_all_but_the_history() -> None:
         found, _ = checkpoint.restore_newest(None, [1], recipe, mesh, print)  # pyright: ignore[reportArgumentType]
     assert int(found.optimizer.history.count) == 0
     assert not found.optimizer.history.losses.any()
+    losses, norms = found.optimizer.history.losses, found.optimizer.history.norms
+    assert losses.unsafe_buffer_pointer() != norms.unsafe_buffer_pointer()
     assert found.params is state.params
     assert found.optimizer.first_moment is state.optimizer.first_moment

@@ -120,10 +120,15 @@ def _make(out: Path, wanted: list[Run], jobs: int, runs: list[Run], progress: Pr
 
     done = sum(run.done(out).is_file() for run in runs)
     progress("runs", done, len(runs))
+    failures: list[EctypeError] = []
     with ThreadPoolExecutor(jobs) as pool:
         try:
             for future in as_completed([pool.submit(make, run) for run in wanted]):
-                future.result()
+                try:
+                    future.result()
+                except EctypeError as error:
+                    failures.append(error)  # The others need nothing of it.
+                    continue
                 done += 1
                 progress("runs", done, len(runs))
         finally:
@@ -131,6 +136,8 @@ def _make(out: Path, wanted: list[Run], jobs: int, runs: list[Run], progress: Pr
             for process in started:
                 if process.poll() is None:
                     process.send_signal(signal.SIGTERM)
+    if failures:
+        raise failures[0]
 
 
 def _environment(out: Path) -> dict[str, str]:

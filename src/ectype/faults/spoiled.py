@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ectype.faults.injection import in_place_of
 from ectype.model import decoder
@@ -171,7 +172,10 @@ def history_lost() -> Making:
     def forget(found: Restored, recipe: Recipe, _: Callable[[int], Restored]) -> Restored:
         state, meta = found
         empty = init_optimizer(state.params, recipe.optimizer, recipe.numerics.moments).history
-        empty = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), empty, state.optimizer.history)
+        # Both rings begin as one array, and the step gives each buffer away once.
+        empty = jax.tree.map(
+            lambda new, old: jax.device_put(np.array(new), old.sharding), empty, state.optimizer.history
+        )
         return replace(state, optimizer=replace(state.optimizer, history=empty)), meta
 
     return _restoring(forget)
