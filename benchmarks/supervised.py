@@ -5,7 +5,6 @@ job, all of them, or the supervisor itself; by SIGKILL or SIGTERM; at a random m
 crash that comes at the same update each time is injected through a `sitecustomize` module on PYTHONPATH.
 """
 
-import json
 import os
 import random
 import signal
@@ -21,7 +20,9 @@ from kills import Trainer
 
 from ectype.errors import EXIT_STOPPED
 from ectype.launch.events import read_events
+from ectype.launch.job_folder import End, JobFolder, Living
 from ectype.launch.memory import read_memory
+from ectype.launch.supervise import StateFolder
 from ectype.run.checkpoints import newest_step
 
 WAIT_SECONDS = 240.0
@@ -100,10 +101,10 @@ class Stage:
         memory = read_memory(self.state / "supervisor.json") if self.state.is_dir() else None
         if memory is None or memory.job is None:
             return []
-        folder = self.state / "jobs" / memory.job
-        if (folder / "end.json").is_file() or not (folder / "processes.json").is_file():
+        job = JobFolder(StateFolder(self.state).jobs / memory.job)
+        if job.file(End).is_file() or not job.file(Living).is_file():
             return []
-        return json.loads((folder / "processes.json").read_text())["processes"]
+        return list(job.read(Living).processes)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Lines of the event log of one kind."""

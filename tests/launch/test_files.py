@@ -130,6 +130,12 @@ def test_a_gpu_jobset_tells_its_processes_where_to_meet():
     ]  # fmt: skip
 
 
+def test_a_gpu_jobset_of_one_node_has_nothing_to_meet():
+    made = check(jobset(plan(gpu_machines(8, 1)), Training("r", "/runs/r")))
+    container = made.spec.replicatedJobs[0].template.spec.template.spec.containers[0]
+    assert container.args == Training("r", "/runs/r").arguments()
+
+
 def test_arguments_come_through_kubernetes_as_they_are():
     from test_xpk import by_kubernetes
 
@@ -172,7 +178,9 @@ def test_the_verbs_write_their_files(tmp_path):
 
     done = ectype("slurm", "submit", "toy-calm", "--run", "runs/calm", "--nodes", "2", "--placement", "cpu-one")
     assert done.returncode == 0, done.stderr
-    assert "ectype train toy-calm --run runs/calm" in (tmp_path / "calm.sbatch").read_text()
+    written = (tmp_path / "calm.sbatch").read_text()
+    assert "ectype train toy-calm --run runs/calm" in written
+    assert "--until 640 --coordinator auto" in written
     where = ("--run", "/mnt/runs/calm", "--image", "i", "--queue", "q", "--device-type", "v5p-4x4x8")
     done = ectype("manifest", "toy-calm", *where, "--bucket", "runs=/mnt/runs", "--secret-env", "HF_TOKEN=hf:token")
     assert done.returncode == 0, done.stderr

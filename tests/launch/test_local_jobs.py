@@ -1,15 +1,16 @@
 """Jobs of this machine: who ended first, who is alive, and that no process is left behind. The programs are stubs."""
 
-import json
+import fcntl
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from ectype.launch.command import Training
-from ectype.launch.keeper import JobFolder
+from ectype.launch.job_folder import End, JobFolder, Living, Plan, jobs_in
 from ectype.launch.local_jobs import LocalJobs, local_backend
 
 PROGRAM = """
@@ -33,7 +34,7 @@ time.sleep(0.1 if what == "ends" else 60)
 
 class Stub(LocalJobs):
     def command(self):
-        return ["python", "-c", PROGRAM]
+        return [sys.executable, "-c", PROGRAM]
 
 
 def start(tmp_path, what, **more):
@@ -54,11 +55,6 @@ def wait_until(true, seconds=20):
 
 def ready(folder, count):
     wait_until(lambda: all(folder.log(n).is_file() and "ready" in folder.log(n).read_text() for n in range(count)))
-
-
-def pids(folder):
-
-    return json.loads(folder.processes.read_text())
 
 
 def end_of(backend):
@@ -93,7 +89,7 @@ def test_an_end_over_the_runs_health_is_passed_on(tmp_path):
 def test_a_killed_process_takes_the_others_with_it_and_counts_as_taken_away(tmp_path, number):
     backend, folder = start(tmp_path, "sleeps,sleeps")
     ready(folder, 2)
-    os.kill(pids(folder)["processes"][1], number)
+    os.kill(folder.read(Living).processes[1], number)
     report = end_of(backend)
     assert (report.state, report.why) == ("preempted", f"process 1: killed by {number.name}")
 
@@ -117,9 +113,9 @@ def test_a_process_that_ignores_a_stop_is_ended_by_force(tmp_path):
 def test_a_killed_keeper_leaves_no_process_behind(tmp_path):
     backend, folder = start(tmp_path, "deaf,deaf")
     ready(folder, 2)
-    os.kill(pids(folder)["keeper"], signal.SIGKILL)
+    os.kill(folder.read(Living).keeper, signal.SIGKILL)
     assert end_of(backend).why == "its keeper was killed"
-    for number in pids(folder)["processes"]:
+    for number in folder.read(Living).processes:
         wait_until(lambda number=number: not Path(f"/proc/{number}").exists() or is_zombie(number))
 
 
@@ -136,4 +132,70 @@ def test_no_job_is_started_beside_a_living_one(tmp_path):
 
 
 def test_a_job_that_was_never_there_is_missing(tmp_path):
-    assert start(tmp_path, "ends")[0].look("job-9").state == "deleted"
+    backend = local_backend(Stub(tmp_path, Training("r", "run"), 1))
+    assert backend.look("job-9").state == "deleted"
+
+
+def test_a_job_runs_from_its_submission_on_however_slowly_its_keeper_starts(tmp_path):
+    backend, _ = start(tmp_path, "ends")
+    assert backend.look("job-1").state == "running"
+    assert backend.submit("job-1", 0) != ""
+    assert end_of(backend).state == "succeeded"
+
+
+def test_a_stop_right_after_the_submission_reaches_the_job(tmp_path):
+    backend, _ = start(tmp_path, "sleeps")
+    assert backend.cancel("job-1") == ""
+    assert end_of(backend).state == "preempted"
+
+
+class Missing(LocalJobs):
+    def command(self):
+        return ["no-such-program"]
+
+
+def test_a_keeper_that_fails_leaves_its_words(tmp_path):
+    backend = local_backend(Missing(tmp_path, Training("r", "run"), 1))
+    assert backend.submit("job-1", 0) == ""
+    report = end_of(backend)
+    assert report.state == "preempted"
+    assert "FileNotFoundError" in report.tail
+
+
+DAMAGED = {
+    Living: ("{}", '{"keeper": 0, "processes": []}', '{"keeper": 1, "processes": []}', "x"),
+    End: (
+        "{}", '{"at": 1.0, "processes": [{"code": 1}], "order": [0]}', '{"at": 1.0, "processes": [], "order": []}',
+        '{"at": 1.0, "processes": [{"code": 1, "ended_by_keeper": false}], "order": [1]}',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in DAMAGED.items() for text in texts])
+def test_a_damaged_record_makes_a_job_unknown_and_no_process_is_signalled(tmp_path, kind, text):
+    """Numbers 0 and 1 above all: as a group's they mean our own group, and every process there is."""
+    folder = JobFolder(tmp_path / "job-1")
+    folder.path.mkdir()
+    folder.write(Plan(command=("x",), processes=1, failure_seconds=1, stop_seconds=1, environment={}))
+    folder.file(kind).write_text(text)
+    backend = local_backend(LocalJobs(tmp_path, Training("r", "run"), 1))
+    with folder.job_lock.open("w") as orphan:
+        fcntl.flock(orphan, fcntl.LOCK_EX)
+        report = backend.look("job-1")
+    assert report.state == "unknown"
+    assert str(folder.file(kind)) in report.why
+    with folder.keeper_lock.open("w") as keeper:
+        fcntl.flock(keeper, fcntl.LOCK_EX)
+        assert kind is End or str(folder.file(kind)) in backend.cancel("job-1")
+
+
+def test_jobs_and_their_logs_come_in_order(tmp_path):
+    for number, name in enumerate(("job-9", "job-10")):
+        folder = JobFolder(tmp_path / name)
+        folder.path.mkdir()
+        folder.write(Plan(command=("x",), processes=1, failure_seconds=1, stop_seconds=1, environment={}))
+        os.utime(folder.file(Plan), (number, number))
+    assert [job.path.name for job in jobs_in(tmp_path)] == ["job-9", "job-10"]
+    for name in ("output-10.log", "output-2.log", "keeper.log"):
+        (folder.path / name).touch()
+    assert [path.name for path in folder.logs()] == ["output-2.log", "output-10.log"]

@@ -6,13 +6,17 @@ import threading
 from pathlib import Path
 
 import pytest
+import typer
 
+from ectype.cli import launch
 from ectype.errors import EctypeError
 from ectype.launch import settings
 from ectype.launch.command import Training, check_environment, check_secrets
 from ectype.launch.events import Webhook, append_event, post, read_events
+from ectype.launch.exits import in_words, taken_away
 from ectype.launch.log_text import last_error
 from ectype.launch.run_record import read_run
+from ectype.launch.supervise import StateFolder
 from ectype.run.checkpoints import description_file
 from ectype.run.paths import RunFolder
 
@@ -58,8 +62,63 @@ def test_a_run_folder_gives_a_name():
 
 def test_a_target_beyond_the_recipes_end_is_refused():
     with pytest.raises(EctypeError, match="at most 640"):
-        settings.check_target("toy-calm", (), 641)
-    settings.check_target("toy-calm", ("duration_steps=700", "landmarks=[0]"), 641)
+        settings.target_of("toy-calm", (), 641)
+    assert settings.target_of("toy-calm", ("duration_steps=700", "landmarks=[0]"), 641) == 641
+
+
+def test_without_a_target_the_run_goes_to_the_recipes_end():
+    assert settings.target_of("toy-calm", (), None) == 640
+    assert settings.target_of("toy-calm", ("duration_steps=700", "landmarks=[0]"), None) == 700
+    assert settings.target_of("/mnt/only/there.yaml", (), 9) == 9
+    with pytest.raises(EctypeError, match="no --target-steps"):
+        settings.target_of("/mnt/only/there.yaml", (), None)
+    with pytest.raises(EctypeError, match="toy-calm"):  # a slip of the pen is no file of the job's
+        settings.target_of("toy-calmm", (), 9)
+
+
+def test_flags_that_a_launch_needs_have_the_variables_that_the_error_names():
+    """The option's own variable is what counts; every required flag has one."""
+    found: dict[str, set[str]] = {name: set() for name in settings.VARIABLES}
+
+    def walk(command):
+        for one in getattr(command, "commands", {}).values():
+            walk(one)
+        for option in command.params:
+            if option.name in found and option.envvar:
+                found[option.name].add(option.envvar)
+
+    walk(typer.main.get_command(launch.app))
+    assert found == {name: {variable} for name, variable in settings.VARIABLES.items()}
+    with pytest.raises(EctypeError) as caught:
+        settings.require(dict.fromkeys(settings.VARIABLES))
+    for name, variable in settings.VARIABLES.items():
+        assert f"--{name.replace('_', '-')} or ${variable}" in caught.value.mend
+
+
+def test_capacities():
+    assert [settings.check_capacity(one) for one in (None, "on-demand", "spot", "flex")] == [
+        None, "on-demand", "spot", "flex"
+    ]  # fmt: skip
+    with pytest.raises(EctypeError, match="--capacity 'cheap'"):
+        settings.check_capacity("cheap")
+
+
+def test_a_supervisors_folder_lies_beside_the_run():
+    assert StateFolder.beside("/runs/calm").path == Path("/runs/calm.launch")
+    assert StateFolder.beside("runs/calm.2").path == Path("runs/calm.2.launch")
+    assert StateFolder.beside("gs://bucket/runs/stage1/").path == Path("stage1.launch")
+
+
+def test_ends_from_outside_are_no_failures():
+    """A save on request; SIGHUP, SIGINT, SIGKILL, SIGTERM as Python and as a shell tell them. No crash is one."""
+    assert all(taken_away(code) for code in (75, -1, -2, -9, -15, 129, 130, 137, 143))
+    assert not any(taken_away(code) for code in (0, 1, 2, 65, 70, 124, -6, -11, 134, 139, -10))
+    assert [in_words(code) for code in (1, 137, -9, -36)] == [
+        "exit 1",
+        "exit 137",
+        "killed by SIGKILL",
+        "killed by signal 36",
+    ]
 
 
 def test_slices_in_words():

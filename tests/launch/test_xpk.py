@@ -15,7 +15,7 @@ from fake_cluster import World, condition
 
 from ectype.launch.command import Training
 from ectype.launch.settings import Cluster, Slice
-from ectype.launch.xpk import Container, create_arguments, delete_arguments, list_arguments, pod_command
+from ectype.launch.xpk import Container, create_arguments, delete_arguments, pod_command
 
 ROOT = Path(__file__).resolve().parents[2]
 NASTY = (
@@ -99,12 +99,11 @@ def test_the_real_xpk_takes_our_command_in_its_dry_run(xpk, tmp_path, device_typ
     assert seen(tmp_path) == training.arguments()
 
 
-def test_the_real_xpk_takes_deletion_and_listing(xpk, tmp_path):
+def test_the_real_xpk_takes_deletion(xpk, tmp_path):
     environment = {**os.environ, "HOME": str(tmp_path)}
-    for arguments in (delete_arguments(CLUSTER, "stage1-12"), list_arguments(CLUSTER, "stage1-12")):
-        dry = [xpk, *arguments[1:], "--dry-run", "--skip-validation"]
-        ran = subprocess.run(dry, env=environment, capture_output=True, text=True, check=False)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
+    dry = [xpk, *delete_arguments(CLUSTER, "stage1-12")[1:], "--dry-run", "--skip-validation"]
+    ran = subprocess.run(dry, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 STUDY = {
@@ -165,7 +164,7 @@ def test_what_is_missing_is_named_in_one_error(tools, tmp_path):
     process = script("submit", environment=empty, cwd=tmp_path)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert all(f"${name}" in errors for name in ("XPK_CLUSTER", "XPK_ZONE"))
+    assert all(f"${name}" in errors for name in ("XPK_CLUSTER", "XPK_ZONE", "ECTYPE_IMAGE"))
 
 
 def test_a_bucket_that_is_not_mounted_is_refused(tools, tmp_path):
@@ -194,6 +193,17 @@ def test_c58_the_script_does_not_end_when_there_are_no_pods_and_no_checkpoint(to
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert "done: 500000 of 500000 updates are recorded" in output
+
+
+def test_c58_a_supervisor_that_gives_up_says_why_and_the_script_begins_no_second_run(tools, tmp_path, monkeypatch):
+    """C58: never an exit 1 without a word; AI2's second part does not begin on a first one that is not done."""
+    world = World(tmp_path / "world", monkeypatch, "gs://bucket/runs/stage1")
+    asked = ("resume_until_done", "--look-every-seconds", "0.1", "--first-pause-seconds", "0", "--failures", "1")
+    process = script(*asked, environment=tools, cwd=tmp_path)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, errors
+    assert "stopped: 1 failures in a row without progress; the last: the submission was lost" in output
+    assert [call[call.index("--workload") + 1] for call in world.calls("xpk", "workload", "create")] == ["stage1-1"]
 
 
 def test_status_logs_and_stop_speak_of_the_job_under_way(tools, tmp_path, monkeypatch):

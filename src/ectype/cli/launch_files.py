@@ -2,12 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ectype.cli import launch_options as options
 from ectype.cli.output import JSON_OPTION, emit, verb
+
+if TYPE_CHECKING:
+    from ectype.launch.command import Training
+    from ectype.launch.manifest import JobSetPlan
 
 slurm_app = typer.Typer(
     help="Run a recipe under Slurm. Example: ectype launch slurm submit toy-calm --run runs/calm", no_args_is_help=True
@@ -140,7 +144,7 @@ def manifest(given: dict[str, Any]) -> None:
     emit(record, given["json_output"], lambda: None if out else print(text, end=""))
 
 
-def _plan(given: dict[str, Any]) -> Any:
+def _plan(given: dict[str, Any]) -> "JobSetPlan":
     from ectype.launch.command import check_argument, check_environment, check_secrets
     from ectype.launch.manifest import JobSetPlan, gpu_machines, tpu_machines
     from ectype.launch.settings import parse_volumes, require
@@ -159,10 +163,12 @@ def _plan(given: dict[str, Any]) -> Any:
     )  # fmt: skip
 
 
-def _training(given: dict[str, Any]) -> Any:
-    from ectype.launch.settings import check_target
+def _training(given: dict[str, Any]) -> "Training":
+    from ectype.launch.settings import only_in_job, target_of
 
-    check_target(given["recipe"], tuple(given["overrides"] or ()), given["target_steps"] or 1)
-    training = options.training_of(given, str(given["run"]), given["target_steps"])
+    until = given["target_steps"]
+    if until is not None or not only_in_job(given["recipe"]):
+        until = target_of(given["recipe"], tuple(given["overrides"] or ()), until)
+    training = options.training_of(given, str(given["run"]), until)
     training.arguments()
     return training

@@ -1,12 +1,16 @@
 """`ectype launch local`: processes on this machine, supervised until the run is done."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ectype.cli import launch_options as options
 from ectype.cli.output import JSON_OPTION, emit, verb
+
+if TYPE_CHECKING:
+    from ectype.launch.backend import Backend
+    from ectype.launch.supervise import StateFolder, Supervised
 
 app = typer.Typer(
     help="Run a recipe as processes of this machine. Example: ectype launch local status runs/calm",
@@ -77,7 +81,7 @@ def status(
     from ectype.launch.run_record import read_run
 
     folder = options.state_of(state, str(run))
-    record = options.status_record(folder, _jobs_in(folder), partial(read_run, run))
+    record = options.status_record(folder, _backend(folder), partial(read_run, run))
     emit(record, json_output, lambda: options.show_status(record))
 
 
@@ -92,13 +96,14 @@ def logs(
     """Print the end of the newest job's logs. Example: ectype launch local logs runs/calm"""
     from ectype.errors import EctypeError
     from ectype.launch.command import tail_of
+    from ectype.launch.job_folder import jobs_in
     from ectype.launch.log_text import last_lines
 
     folder = options.state_of(state, str(run)).jobs
-    jobs = sorted(folder.glob("*/job.json"), key=lambda path: path.stat().st_mtime)
+    jobs = jobs_in(folder)
     if not jobs:
         raise EctypeError(f"{folder} holds no jobs", "a run that was submitted", "submit it first")
-    ends = {str(log): last_lines(tail_of(log, 1 << 20), lines) for log in sorted(jobs[-1].parent.glob("*.log"))}
+    ends = {str(log): last_lines(tail_of(log, 1 << 20), lines) for log in jobs[-1].logs()}
 
     def show() -> None:
         for log, text in ends.items():
@@ -118,11 +123,11 @@ def stop(
     from ectype.launch.supervise import request_stop
 
     folder = options.state_of(state, str(run))
-    done = request_stop(folder, _jobs_in(folder))
+    done = request_stop(folder, _backend(folder))
     emit({"stop": done}, json_output, lambda: print(done))
 
 
-def _jobs_in(folder: Any) -> Any:
+def _backend(folder: "StateFolder") -> "Backend":
     """The jobs that are there, for verbs that start none."""
     from ectype.launch.command import Training
     from ectype.launch.local_jobs import LocalJobs, local_backend
@@ -130,22 +135,21 @@ def _jobs_in(folder: Any) -> Any:
     return local_backend(LocalJobs(folder.jobs, Training("", ""), 1))
 
 
-def _supervised(given: dict[str, Any]) -> Any:
+def _supervised(given: dict[str, Any]) -> "Supervised":
     """The run as the supervisor knows it; every input is read once here, so that no job starts with a bad one."""
     from functools import partial
 
     from ectype.launch.local_jobs import LocalJobs, local_backend
     from ectype.launch.run_record import read_run
-    from ectype.launch.settings import check_target, name_from
+    from ectype.launch.settings import name_from, target_of
     from ectype.launch.supervise import Supervised
     from ectype.recipe.load import load_placement, load_recipe
 
     load_placement(given["placement"], given["placement_overrides"] or ())
     overrides, run = tuple(given["overrides"] or ()), str(given["run"])
-    duration = load_recipe(given["recipe"], overrides).duration_steps
-    target = duration if given["target_steps"] is None else given["target_steps"]
-    check_target(given["recipe"], overrides, target)
-    training = options.training_of(given, run, target if target < duration else None)
+    load_recipe(given["recipe"], overrides)
+    target = target_of(given["recipe"], overrides, given["target_steps"])
+    training = options.training_of(given, run, target)
     training.arguments()
     folder = options.state_of(given["state"], run)
     backend = local_backend(LocalJobs(folder.jobs, training, given["processes"]))

@@ -6,12 +6,19 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ectype.cli.output import JSON_OPTION, REMAP_OPTION, emit
 from ectype.errors import EXIT_NEGATIVE
+
+if TYPE_CHECKING:
+    from ectype.launch.backend import Backend
+    from ectype.launch.command import Training
+    from ectype.launch.events import Webhook
+    from ectype.launch.run_record import Reader
+    from ectype.launch.supervise import StateFolder, Supervised
 
 RECIPE_ARGUMENT = typer.Argument(metavar="RECIPE", help="Shipped recipe name or YAML file.")
 PLACEMENT_OPTION = typer.Option("--placement", help="Shipped placement name or YAML file.")
@@ -125,7 +132,7 @@ class StatusLine(AbstractContextManager["StatusLine"]):
         self._last = text
 
 
-def webhook_of(variable: str | None, file: Path | None) -> Any:
+def webhook_of(variable: str | None, file: Path | None) -> "Webhook | None":
     """The webhook that the options name, None without one."""
     from ectype.errors import EctypeError
     from ectype.launch.events import Webhook
@@ -135,15 +142,14 @@ def webhook_of(variable: str | None, file: Path | None) -> Any:
     return None if variable is None and file is None else Webhook(variable, file)
 
 
-def state_of(state: Path | None, run: str) -> Any:
-    """The supervisor's folder."""
+def state_of(state: Path | None, run: str) -> "StateFolder":
+    """The supervisor's folder: the one that was named, else the run's own."""
     from ectype.launch.supervise import StateFolder
 
-    plain = Path(run) if not run.startswith("gs://") else Path(run.rstrip("/").rpartition("/")[2])
-    return StateFolder(state or plain.with_name(f"{plain.name}.launch"))
+    return StateFolder.beside(run) if state is None else StateFolder(state)
 
 
-def with_supervision(what: Any, given: dict[str, Any], sizes: int = 1) -> Any:
+def with_supervision(what: "Supervised", given: dict[str, Any], sizes: int = 1) -> "Supervised":
     """A supervised run with the policy of the flags."""
     from dataclasses import replace
 
@@ -160,7 +166,7 @@ def with_supervision(what: Any, given: dict[str, Any], sizes: int = 1) -> Any:
     return replace(what, policy=policy, look_every_seconds=given["look_every_seconds"], webhook=webhook)
 
 
-def training_of(given: dict[str, Any], run: str, until: int | None) -> Any:
+def training_of(given: dict[str, Any], run: str, until: int | None) -> "Training":
     """What `training_inputs` say, as the command of a job."""
     from ectype.launch.command import Training
 
@@ -169,7 +175,7 @@ def training_of(given: dict[str, Any], run: str, until: int | None) -> Any:
     return Training(run=run, until=until, **plain, **lists)
 
 
-def drive(supervised: Any, json_output: bool) -> int | None:
+def drive(supervised: "Supervised", json_output: bool) -> int | None:
     """Supervise to the end and print it; the exit code."""
     from dataclasses import replace
 
@@ -195,7 +201,7 @@ def drive(supervised: Any, json_output: bool) -> int | None:
     return None if memory.outcome == "done" else EXIT_NEGATIVE
 
 
-def last_tail(supervised: Any) -> str:
+def last_tail(supervised: "Supervised") -> str:
     """The end of the log that the supervisor stopped over."""
     from ectype.launch.events import read_events
 
@@ -203,7 +209,7 @@ def last_tail(supervised: Any) -> str:
     return str(stops[-1].get("log_tail", "")) if stops else ""
 
 
-def show_commands(backend: Any, name: str, size: int = 0) -> None:
+def show_commands(backend: "Backend", name: str, size: int = 0) -> None:
     """Print what a submission would run, one command a line, as a shell would take it."""
     from ectype.launch.command import shell_text
 
@@ -211,7 +217,7 @@ def show_commands(backend: Any, name: str, size: int = 0) -> None:
         print(shell_text(command))
 
 
-def status_record(state: Any, backend: Any, read: Any) -> dict[str, Any]:
+def status_record(state: "StateFolder", backend: "Backend", read: "Reader") -> dict[str, Any]:
     """How the job and the run stand now, and what the supervisor last did."""
     from ectype.errors import EctypeError
     from ectype.launch.events import read_events

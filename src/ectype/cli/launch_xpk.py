@@ -1,12 +1,22 @@
 """`ectype launch xpk`: jobs on a GKE cluster through xpk, supervised until the run is done."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ectype.cli import launch_options as options
 from ectype.cli.output import emit, verb
+
+if TYPE_CHECKING:
+    from ectype.launch.backend import Backend
+    from ectype.launch.command import Training
+    from ectype.launch.run_record import Reader
+    from ectype.launch.supervise import StateFolder, Supervised
+    from ectype.launch.xpk import Container
+    from ectype.launch.xpk_jobs import ClusterJobs
 
 app = typer.Typer(
     help="Run a recipe on an xpk cluster. Example: ectype launch xpk submit olmo3-7b-stage1 --dry-run",
@@ -112,7 +122,7 @@ def resume_until_done(given: dict[str, Any]) -> int | None:
 def status(given: dict[str, Any]) -> None:
     """Say how job and run stand. Example: ectype launch xpk status --name stage1"""
     what = _named(given)
-    record = options.status_record(what["folder"], what["backend"], what["read"])
+    record = options.status_record(what.state, what.backend, what.read)
     emit(record, given["json_output"], lambda: options.show_status(record))
 
 
@@ -131,11 +141,11 @@ def logs(given: dict[str, Any]) -> None:
     from ectype.launch.xpk_jobs import read_log
 
     what = _named(given)
-    memory = read_memory(what["folder"].memory)
+    memory = read_memory(what.state.memory)
     if memory is None or memory.attempt == 0:
-        raise EctypeError(f"{what['folder'].path} knows of no job", "a run that was submitted", "submit it first")
-    job = memory.job or submitted_name(what["name"], memory)
-    log = read_log(what["jobs"], job, None, given["lines"])
+        raise EctypeError(f"{what.state.path} knows of no job", "a run that was submitted", "submit it first")
+    job = memory.job or submitted_name(what.name, memory)
+    log = read_log(what.jobs, job, None, given["lines"])
     emit({"job": job, "log": log}, given["json_output"], lambda: print(log))
 
 
@@ -147,12 +157,23 @@ def stop(given: dict[str, Any]) -> None:
     from ectype.launch.supervise import request_stop
 
     what = _named(given)
-    done = request_stop(what["folder"], what["backend"])
+    done = request_stop(what.state, what.backend)
     emit({"stop": done}, given["json_output"], lambda: print(done))
 
 
-def _named(given: dict[str, Any]) -> dict[str, Any]:
-    """What the verbs need that submit nothing."""
+@dataclass(frozen=True)
+class _Named:
+    """A run on a cluster, as the verbs need it that submit nothing."""
+
+    name: str
+    run: str
+    state: "StateFolder"
+    jobs: "ClusterJobs"
+    backend: "Backend"
+    read: "Reader"
+
+
+def _named(given: dict[str, Any]) -> _Named:
     from ectype.launch.command import Training
     from ectype.launch.settings import Cluster, check_name, require
     from ectype.launch.xpk import Container
@@ -162,13 +183,10 @@ def _named(given: dict[str, Any]) -> dict[str, Any]:
     where = Cluster(given["cluster"], given["project"], given["zone"], given["location"], given["namespace"])
     jobs = ClusterJobs(where, Container(""), (), lambda placement: Training("", ""))
     name, run = check_name(given["name"]), f"{given['base'].rstrip('/')}/{given['name']}"
-    return {
-        "name": name, "run": run, "where": where, "jobs": jobs, "backend": cluster_backend(jobs),
-        "folder": options.state_of(given["state"], run), "read": _reader(run),
-    }  # fmt: skip
+    return _Named(name, run, options.state_of(given["state"], run), jobs, cluster_backend(jobs), _reader(run))
 
 
-def _reader(run: str) -> Any:
+def _reader(run: str) -> "Reader":
     """How the run's record is read: in a bucket through gcloud, else through this machine's file system."""
     from functools import partial
 
@@ -178,7 +196,7 @@ def _reader(run: str) -> Any:
     return partial(read_bucket_run, run, call) if run.startswith("gs://") else partial(read_run, Path(run))
 
 
-def _supervised(given: dict[str, Any]) -> Any:
+def _supervised(given: dict[str, Any]) -> "Supervised":
     """The run as the supervisor knows it; everything is checked before anything is submitted."""
     from ectype.launch import settings
     from ectype.launch.command import check_argument
@@ -188,7 +206,7 @@ def _supervised(given: dict[str, Any]) -> Any:
     needed = ("name", "base", "cluster", "project", "zone", "device_type", "image")
     settings.require({key: given[key] for key in needed})
     what = _named(given)
-    target, training = _training(given, what["run"])
+    target, training = _training(given, what.run)
     placement = given["placement"] or settings.placement_for(given["device_type"], given["num_slices"])
     slices = [settings.Slice(given["device_type"], given["num_slices"], placement)]
     slices += [settings.parse_slice(text) for text in given.get("or_smaller") or ()]
@@ -197,37 +215,30 @@ def _supervised(given: dict[str, Any]) -> Any:
         training(one.placement).arguments()
     for value in (given["image"], *(given["storage"] or ())):
         check_argument(value)
-    jobs = ClusterJobs(what["where"], _container(given), tuple(slices), training)
-    return Supervised(what["name"], what["run"], target, what["folder"], cluster_backend(jobs), what["read"])
+    jobs = ClusterJobs(what.jobs.cluster, _container(given), tuple(slices), training)
+    return Supervised(what.name, what.run, target, what.state, cluster_backend(jobs), what.read)
 
 
-def _container(given: dict[str, Any]) -> Any:
-    from ectype.errors import EctypeError
+def _container(given: dict[str, Any]) -> "Container":
     from ectype.launch.command import check_environment
-    from ectype.launch.settings import check_priority
+    from ectype.launch.settings import check_capacity, check_priority
     from ectype.launch.xpk import Container
 
-    if given["capacity"] not in (None, "on-demand", "spot", "flex"):
-        raise EctypeError(f"--capacity {given['capacity']!r}", "on-demand, spot or flex", "choose one of these")
     return Container(
         given["image"], check_priority(given["priority"]), tuple(given["storage"] or ()),
-        check_environment(tuple(given["env"] or ())), given["grace_seconds"], given["reservation"], given["capacity"],
+        check_environment(tuple(given["env"] or ())), given["grace_seconds"], given["reservation"],
+        check_capacity(given["capacity"]),
     )  # fmt: skip
 
 
-def _training(given: dict[str, Any], run: str) -> Any:
+def _training(given: dict[str, Any], run: str) -> "tuple[int, Callable[[str], Training]]":
     """The target, and what runs by placement, with every path as the job sees it."""
     from dataclasses import replace
 
-    from ectype.launch.settings import check_target, in_job, parse_mounts
-    from ectype.recipe.load import load_recipe
+    from ectype.launch.settings import in_job, parse_mounts, target_of
 
     mounts = parse_mounts(tuple(given["mount"] or ()))
-    overrides = tuple(given["overrides"] or ())
-    target = given["target_steps"]
-    check_target(given["recipe"], overrides, target or 1)
-    if target is None:
-        target = load_recipe(given["recipe"], overrides).duration_steps
+    target = target_of(given["recipe"], tuple(given["overrides"] or ()), given["target_steps"])
     paths = {name: in_job(given[name], mounts) for name in ("weights", "padded_rows", "source")}
     plain = options.training_of(given | paths, str(in_job(run, mounts)), target)
     return target, lambda placement: replace(plain, placement=placement, coordinator="auto")

@@ -63,6 +63,18 @@ class Training:
         return given
 
 
+def process_arguments(number: int | str, count: int, coordinator: str) -> list[str]:
+    """What tells a job's processes apart, behind the arguments that they share; nothing for one that is alone.
+
+    Args:
+        number: of this process, from 0, or the text that becomes it where the job runs.
+        coordinator: HOST:PORT where they meet.
+    """
+    if count == 1:
+        return []
+    return ["--coordinator", coordinator, "--processes", str(count), "--process", str(number)]
+
+
 def check_argument(value: str) -> None:
     """Refuse what would not come through a YAML block and a shell as it is, and what should not be seen there.
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ectype.errors import EXIT_STOPPED, EXIT_UNHEALTHY
+from ectype.errors import EXIT_UNHEALTHY
+from ectype.launch.exits import in_words, taken_away
 from ectype.launch.supervisor import JobState
 
 Item = Mapping[str, Any]
@@ -18,7 +19,6 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 LOST_POD_SECONDS = 1800.0
 """A pod that is still ending after so long sits on a machine that is gone."""
-_SIGNALLED = (129, 130, 137, 143)
 _TAKEN_REASONS = ("Evicted", "Preempting", "NodeLost", "NodeShutdown", "Shutdown", "Terminated", "NodeAffinity")
 _LATEST = "9999"
 
@@ -34,6 +34,21 @@ class Standing:
     """What ended the job where the log can't tell, as being out of memory."""
     unhealthy: bool = False
     """The program ended itself over the run's health."""
+
+
+@dataclass(frozen=True)
+class _End:
+    """How a pod failed."""
+
+    when: str
+    """As Kubernetes writes times, which sort as text."""
+    taken: bool
+    """Its machine was taken away, or it was asked to stop."""
+    why: str
+    pod: str
+    error: str = ""
+    code: int | None = None
+    """The exit code, where it was the program that ended."""
 
 
 def standing(
@@ -96,32 +111,33 @@ def _under_way(pods: Sequence[Item]) -> Standing:
 
 def _failure(pods: Sequence[Item], message: str) -> Standing:
     """Whether machines were taken away or the program failed: what came first counts, the rest follows from it."""
-    ends = sorted((end for pod in pods if (end := _end_of(pod)) is not None), key=lambda end: (end[0], not end[1]))
+    ends = sorted((end for pod in pods if (end := _end_of(pod))), key=lambda end: (end.when, not end.taken))
     if not ends:
         return Standing("preempted", f"no failed pod is left: {message}")
-    _, taken, why, pod, error = ends[0]
-    unhealthy = why == f"exit {EXIT_UNHEALTHY}"
-    return Standing("preempted" if taken else "failed", f"{pod}: {why}", pod, error, unhealthy)
+    first = ends[0]
+    why = f"{first.pod}: {first.why}"
+    return Standing("preempted" if first.taken else "failed", why, first.pod, first.error, first.code == EXIT_UNHEALTHY)
 
 
-def _end_of(pod: Item) -> tuple[str, bool, str, str, str] | None:
-    """When a pod failed, whether it was taken away, why, its name, and an error; None for one that did not fail."""
+def _end_of(pod: Item) -> _End | None:
+    """How a pod failed; None for one that did not."""
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     ended = [one.get("state", {}).get("terminated") for one in status.get("containerStatuses") or []]
     failed = [one for one in ended if one and one.get("exitCode", 0) != 0]
     when = min((str(one.get("finishedAt") or _LATEST) for one in failed), default=_LATEST)
     for condition in _conditions(pod):
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            return min(when, str(condition.get("lastTransitionTime") or _LATEST)), True, _words(condition), name, ""
+            since = str(condition.get("lastTransitionTime") or _LATEST)
+            return _End(min(when, since), True, _words(condition), name)
     if status.get("reason") in _TAKEN_REASONS:
-        return when, True, str(status["reason"]), name, ""
+        return _End(when, True, str(status["reason"]), name)
     if not failed:
         return None
     first = min(failed, key=lambda one: str(one.get("finishedAt") or _LATEST))
     if first.get("reason") == "OOMKilled":
-        return when, False, "OOMKilled", name, "OOMKilled: a container used more memory than its limit"
-    code = first["exitCode"]
-    return when, code == EXIT_STOPPED or code in _SIGNALLED, f"exit {code}", name, ""
+        return _End(when, False, "OOMKilled", name, "OOMKilled: a container used more memory than its limit")
+    code = int(first["exitCode"])
+    return _End(when, taken_away(code), in_words(code), name, code=code)
 
 
 def _is_alive(pod: Item, at: float) -> bool:

@@ -1,7 +1,6 @@
 """Jobs on this machine: several processes over loopback, under a keeper that outlives the supervisor."""
 
 import fcntl
-import json
 import os
 import signal
 import subprocess
@@ -9,19 +8,15 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ectype.artifacts import read_json, write_json
-from ectype.errors import EXIT_DONE, EXIT_STOPPED, EXIT_UNHEALTHY, EctypeError
+from ectype.errors import EXIT_DONE, EXIT_UNHEALTHY, EctypeError
 from ectype.launch.backend import Backend, JobReport
-from ectype.launch.command import Training, tail_of
-from ectype.launch.keeper import JobFolder
+from ectype.launch.command import Training, process_arguments, tail_of
+from ectype.launch.exits import in_words, taken_away
+from ectype.launch.job_folder import End, JobFolder, Living, Plan, jobs_in
 from ectype.launch.log_text import last_error, last_lines
 
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that a program does not send itself, as it does when it crashes."""
-_TAKEN_AWAY = (EXIT_STOPPED, *(-number for number in _FROM_OUTSIDE), *(128 + number for number in _FROM_OUTSIDE))
-_START_SECONDS = 10.0
+_START_SECONDS = 30.0
 _ORPHAN_SECONDS = 10.0
 
 
@@ -43,12 +38,12 @@ class LocalJobs:
         """The command of each process, without what tells the processes apart."""
         return [sys.executable, "-m", "ectype.cli", *self.training.arguments()]
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> Plan:
         """What the keeper reads."""
-        return {
-            "command": self.command(), "processes": self.processes, "failure_seconds": self.failure_seconds,
-            "stop_seconds": self.stop_seconds, "environment": self.environment or {},
-        }  # fmt: skip
+        return Plan(
+            command=tuple(self.command()), processes=self.processes, failure_seconds=self.failure_seconds,
+            stop_seconds=self.stop_seconds, environment=self.environment or {},
+        )  # fmt: skip
 
 
 def local_backend(jobs: LocalJobs) -> Backend:
@@ -57,64 +52,81 @@ def local_backend(jobs: LocalJobs) -> Backend:
         submit=lambda name, size: _submit(jobs, name),
         look=lambda name: look(JobFolder(jobs.folder / name)),
         cancel=lambda name: cancel(JobFolder(jobs.folder / name)),
-        commands=lambda name, size: [_with_number(jobs, number) for number in range(jobs.processes)],
+        commands=lambda name, size: [
+            [*jobs.command(), *process_arguments(number, jobs.processes, "127.0.0.1:PORT")]
+            for number in range(jobs.processes)
+        ],
     )
-
-
-def _with_number(jobs: LocalJobs, number: int) -> list[str]:
-    count = jobs.processes
-    more = ["--coordinator", "127.0.0.1:PORT", "--processes", str(count), "--process", str(number)]
-    return [*jobs.command(), *(more if count > 1 else [])]
 
 
 def _submit(jobs: LocalJobs, name: str) -> str:
     folder = JobFolder(jobs.folder / name)
-    alive = [path.parent.name for path in jobs.folder.glob("*/job.lock") if _held(path)]
-    if alive:
-        return f"{', '.join(alive)} still has living processes"
     try:
+        alive = [job.path.name for job in jobs_in(jobs.folder) if _held(job.job_lock)]
+        if alive:
+            return f"{', '.join(alive)} still has living processes"
         folder.path.mkdir(parents=True, exist_ok=True)
-        write_json(folder.plan, jobs.plan())
-        subprocess.Popen(
-            [sys.executable, "-m", "ectype.launch.keeper", str(folder.path)], stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=folder.path.joinpath("keeper.log").open("ab"), start_new_session=True,
-        )  # fmt: skip
+        _start_keeper(folder, jobs.plan())
     except (OSError, EctypeError) as error:
-        return str(error)
+        return _words(error)
     return ""
+
+
+def _start_keeper(folder: JobFolder, plan: Plan) -> None:
+    """Start it with its lock locked already: a keeper that starts slowly is never taken for a dead one."""
+    handle = os.open(folder.keeper_lock, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder.write(plan)
+        with folder.keeper_log.open("ab") as log:
+            subprocess.Popen(
+                [sys.executable, "-m", "ectype.launch.keeper", str(folder.path), str(handle)], pass_fds=(handle,),
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True,
+            )  # fmt: skip
+    finally:
+        os.close(handle)
 
 
 def look(folder: JobFolder) -> JobReport:
     """How a job stands. One whose keeper was killed is put out of its misery: nobody would end it as one."""
-    if not folder.plan.is_file():
+    try:
+        return _look(folder)
+    except (OSError, EctypeError) as error:
+        return JobReport("unknown", _words(error))
+
+
+def _look(folder: JobFolder) -> JobReport:
+    if not folder.file(Plan).is_file():
         return JobReport("deleted", "no such job on this machine")
-    if folder.end.is_file():
+    if folder.file(End).is_file():
         return _ended(folder)
     if _held(folder.keeper_lock):
         return JobReport("running")
-    if folder.end.is_file():  # It ended between the two looks.
+    if folder.file(End).is_file():  # It ended between the two looks.
         return _ended(folder)
-    # The keeper writes `processes` once it has its locks; before, nothing tells a slow start from a dead keeper.
-    if not folder.processes.is_file() and time.time() - folder.plan.stat().st_mtime < _START_SECONDS:
-        return JobReport("pending", "starting")
     if _held(folder.job_lock):
         _kill_orphans(folder)
-    return JobReport("preempted", "its keeper was killed", tail=_tail(folder, 0))
+    tail = _tail(folder, 0) or last_lines(tail_of(folder.keeper_log))
+    return JobReport("preempted", "its keeper was killed", tail=tail)
 
 
 def cancel(folder: JobFolder) -> str:
     """Ask all processes to save and end."""
-    if not _held(folder.keeper_lock):
-        return ""
     try:
-        os.kill(_keeper(folder), signal.SIGTERM)
+        # A keeper that has just been started can't be told yet.
+        deadline = time.monotonic() + _START_SECONDS
+        while _held(folder.keeper_lock) and not folder.file(Living).is_file() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if _held(folder.keeper_lock):
+            os.kill(folder.read(Living).keeper, signal.SIGTERM)
     except (OSError, EctypeError) as error:
-        return str(error)
+        return _words(error)
     return ""
 
 
-def _keeper(folder: JobFolder) -> int:
-    return int(read_json(folder.processes, "processes of a local job")["keeper"])
+def _words(error: OSError | EctypeError) -> str:
+    """An error in one line."""
+    return error.found if isinstance(error, EctypeError) else str(error)
 
 
 def _held(path: Path) -> bool:
@@ -124,7 +136,7 @@ def _held(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # so that two who look don't see each other
         return False
     except BlockingIOError:
         return True
@@ -135,8 +147,8 @@ def _held(path: Path) -> bool:
 def _kill_orphans(folder: JobFolder) -> None:
     """End the processes of a dead keeper. Their group keeps its number while one of them lives."""
     try:
-        os.killpg(_keeper(folder), signal.SIGKILL)
-    except (OSError, EctypeError):
+        os.killpg(folder.read(Living).keeper, signal.SIGKILL)
+    except ProcessLookupError:
         return
     deadline = time.monotonic() + _ORPHAN_SECONDS
     while _held(folder.job_lock) and time.monotonic() < deadline:
@@ -144,21 +156,19 @@ def _kill_orphans(folder: JobFolder) -> None:
 
 
 def _ended(folder: JobFolder) -> JobReport:
-    try:
-        ends = json.loads(folder.end.read_text())["processes"]
-    except (OSError, ValueError, KeyError) as error:
-        return JobReport("unknown", f"{folder.end}: {error}")
-    if all(end["code"] == EXIT_DONE for end in ends):
+    end = folder.read(End)
+    ends = end.processes
+    if all(one.code == EXIT_DONE for one in ends):
         return JobReport("succeeded")
-    failed = [number for number, end in enumerate(ends) if end["code"] != EXIT_DONE and not end["ended_by_keeper"]]
+    failed = [number for number in end.order if ends[number].code != EXIT_DONE and not ends[number].ended_by_keeper]
     if not failed:
         return JobReport("preempted", "ended by force, since it did not stop in time", tail=_tail(folder, 0))
-    first = min(failed, key=lambda number: ends[number]["order"])
-    code, tail = ends[first]["code"], _tail(folder, first)
-    how = f"process {first}: {f'killed by {signal.Signals(-code).name}' if code < 0 else f'exit {code}'}"
-    if code in _TAKEN_AWAY:
-        return JobReport("preempted", how, tail=tail)
-    return JobReport("failed", how, last_error(tail_of(folder.log(first))), tail, code == EXIT_UNHEALTHY)
+    first = failed[0]
+    code, tail = ends[first].code, _tail(folder, first)
+    why = f"process {first}: {in_words(code)}"
+    if taken_away(code):
+        return JobReport("preempted", why, tail=tail)
+    return JobReport("failed", why, last_error(tail_of(folder.log(first))), tail, code == EXIT_UNHEALTHY)
 
 
 def _tail(folder: JobFolder, number: int) -> str:

@@ -6,13 +6,13 @@ since two jobs must never write one run.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
 
 from ectype.errors import EXIT_STOPPED, EctypeError
-from ectype.launch.command import Training
+from ectype.launch.command import Training, process_arguments
 from ectype.launch.kubernetes_state import QUEUE_LABEL
 from ectype.launch.xpk import escape_dollars
 
@@ -177,23 +177,23 @@ def _container(plan: JobSetPlan, training: Training) -> dict[str, Any]:
         "name": "ectype",
         "image": plan.image,
         "command": ["ectype"],
-        "args": [*(escape_dollars(value) for value in training.arguments()), *_together(plan)],
+        "args": _arguments(plan, training),
         "env": variables,
         "resources": {"requests": limits, "limits": limits},
         "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}, *mounts],
     }
 
 
-def _together(plan: JobSetPlan) -> list[str]:
-    """How the processes find each other: on TPUs by what GKE tells them, elsewhere by the job's index."""
+def _arguments(plan: JobSetPlan, training: Training) -> list[str]:
+    """The processes find each other on TPUs by what GKE tells them, elsewhere by the job's index."""
     machines = plan.machines
     if machines.resource == "google.com/tpu":
-        return ["--coordinator", "auto"]
-    if machines.per_replica == 1:
-        return []
-    first = f"{plan.name}-{_WORKERS}-0-0.{plan.name}"
-    number = ["--processes", str(machines.per_replica), "--process", "$(JOB_COMPLETION_INDEX)"]
-    return ["--coordinator", f"{first}:{COORDINATOR_PORT}", *number]
+        training = replace(training, coordinator="auto")
+    given = [escape_dollars(value) for value in training.arguments()]
+    if machines.resource == "google.com/tpu":
+        return given
+    first = f"{plan.name}-{_WORKERS}-0-0.{plan.name}:{COORDINATOR_PORT}"
+    return [*given, *process_arguments("$(JOB_COMPLETION_INDEX)", machines.per_replica, first)]
 
 
 def _volumes(plan: JobSetPlan) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 from ectype.artifacts import parse_json
 from ectype.launch.command import Ran
 from ectype.run.checkpoints import description_file, finished_steps
-from ectype.run.metrics import parse_row
+from ectype.run.metrics import last_rows, parse_row
 from ectype.run.paths import RunFolder
 
 Reader = Callable[[], "Reading"]
@@ -42,10 +42,11 @@ def read_run(run_dir: Path) -> Reading:
             if not run_dir.resolve().parent.is_dir():
                 return Reading(None, why=f"there is no folder {run_dir.resolve().parent}")
             return Reading(0)
-        reached = _last_step(_tail_of(RunFolder(run_dir).metrics))
+        rows = last_rows(run_dir, 1)
         steps = finished_steps(run_dir)
     except OSError as error:
         return Reading(None, why=f"{run_dir}: {error}")
+    reached: int | None = rows[-1]["step"] if rows else None
     fault: Exception | None = None
     for step in reversed(steps):  # The trainer takes an older checkpoint, too, when the newest is damaged.
         try:
@@ -88,14 +89,6 @@ def _step_in(description: Any) -> int:
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise ValueError(f"a checkpoint's description without a step: {json.dumps(description)[:80]}")
     return step
-
-
-def _tail_of(path: Path) -> bytes:
-    if not path.is_file():
-        return b""
-    with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        return stream.read()
 
 
 def _last_step(tail: bytes) -> int | None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,12 +10,12 @@ from ectype.errors import EctypeError
 from ectype.recipe.load import load_placement, load_recipe, shipped
 
 VARIABLES = {
-    "index": "OLMO_INDEX_PATH", "weights": "LOAD_PARAMETERS_PATH", "target_steps": "STEPS_OVERRIDE",
-    "cluster": "XPK_CLUSTER", "project": "XPK_PROJECT", "zone": "XPK_ZONE", "device_type": "XPK_DEVICE_TYPE",
-    "base": "XPK_BASE_OUTPUT_DIR", "name": "XPK_RUN_NAME", "num_slices": "XPK_NUM_SLICES", "priority": "XPK_PRIORITY",
+    "name": "XPK_RUN_NAME", "base": "XPK_BASE_OUTPUT_DIR", "cluster": "XPK_CLUSTER", "project": "XPK_PROJECT",
+    "zone": "XPK_ZONE", "device_type": "XPK_DEVICE_TYPE", "image": "ECTYPE_IMAGE",
 }  # fmt: skip
-"""Environment names of the case study's scripts, which are the defaults of our flags."""
+"""Environment variable that gives a flag its default, for the flags that a launch can't do without."""
 PRIORITIES = ("very-low", "low", "medium", "high", "very-high")
+CAPACITIES = ("on-demand", "spot", "flex")
 MOST_CHARACTERS_OF_A_NAME = 28
 """Of a job, attempt included: xpk's limit for slices made of several cubes; it is 40 elsewhere."""
 _CHARACTERS_OF_AN_ATTEMPT = 6
@@ -60,11 +61,11 @@ class Cluster:
         return self.location or self.zone.rpartition("-")[0]
 
 
-def require(given: dict[str, object]) -> None:
+def require(given: Mapping[str, object]) -> None:
     """Refuse what is missing, all of it in one error.
 
     Args:
-        given: value by flag, without its dashes.
+        given: value by name in `VARIABLES`.
 
     Raises:
         EctypeError: some have no value.
@@ -73,7 +74,7 @@ def require(given: dict[str, object]) -> None:
     if missing:
         flags = [f"--{name.replace('_', '-')}" for name in missing]
         pairs = zip(flags, missing, strict=True)
-        both = [f"{flag} or ${VARIABLES[name]}" if name in VARIABLES else flag for flag, name in pairs]
+        both = [f"{flag} or ${VARIABLES[name]}" for flag, name in pairs]
         raise EctypeError(f"no {', '.join(flags)}", "a value for each", f"give {'; '.join(both)}")
 
 
@@ -103,6 +104,13 @@ def check_priority(priority: str) -> str:
     if priority not in PRIORITIES:
         raise EctypeError(f"--priority {priority!r}", f"one of {', '.join(PRIORITIES)}", "choose one of these")
     return priority
+
+
+def check_capacity(capacity: str | None) -> str | None:
+    """One of the ways in which a cluster makes node pools by itself; None where it does not."""
+    if capacity not in (None, *CAPACITIES):
+        raise EctypeError(f"--capacity {capacity!r}", f"one of {', '.join(CAPACITIES)}", "choose one of these")
+    return capacity
 
 
 def placement_for(device_type: str, num_slices: int) -> str:
@@ -182,20 +190,32 @@ def check_in_image(recipe: str, placement: str) -> None:
             )  # fmt: skip
 
 
-def check_target(recipe: str, overrides: tuple[str, ...], target: int) -> None:
-    """Refuse a target beyond the recipe's end: the program would end well before it, again and again.
+def only_in_job(recipe: str) -> bool:
+    """Whether the recipe is a file of the job's that this machine does not have."""
+    return os.path.isabs(recipe) and not os.path.isfile(recipe)
+
+
+def target_of(recipe: str, overrides: tuple[str, ...], asked: int | None) -> int:
+    """Completed updates at which the run is done: what was asked for, else where the recipe ends.
 
     Raises:
-        EctypeError: it lies beyond.
+        EctypeError: no such recipe, a target beyond its end (the program would end before it, again and again), or
+            none for a recipe that only the job has.
     """
-    if not os.path.isfile(recipe) and recipe not in shipped("recipe"):
-        return  # It lies where only the job sees it.
+    if only_in_job(recipe):
+        if asked is None:
+            raise EctypeError(
+                f"no --target-steps, and {recipe} is not on this machine", "a count of updates",
+                "give --target-steps, the recipe's duration_steps or less",
+            )  # fmt: skip
+        return asked
     duration = load_recipe(recipe, overrides).duration_steps
-    if target > duration:
+    if asked is not None and asked > duration:
         raise EctypeError(
-            f"--target-steps {target}", f"at most {duration}, the recipe's duration_steps",
-            f"lower it, or lengthen the run with --set duration_steps={target}",
+            f"--target-steps {asked}", f"at most {duration}, the recipe's duration_steps",
+            f"lower it, or lengthen the run with --set duration_steps={asked}",
         )  # fmt: skip
+    return duration if asked is None else asked
 
 
 def in_job(path: str | None, mounts: dict[str, str]) -> str | None:

@@ -20,6 +20,12 @@ class StateFolder:
 
     path: Path
 
+    @classmethod
+    def beside(cls, run: str) -> "StateFolder":
+        """The folder of a run: RUN.launch; in the working folder where the run lies in a bucket."""
+        where = Path(run.rstrip("/").rpartition("/")[2] if run.startswith("gs://") else run)
+        return cls(where.with_name(f"{where.name}.launch"))
+
     @property
     def memory(self) -> Path:
         """What it remembers."""

@@ -45,12 +45,6 @@ def delete_arguments(cluster: Cluster, name: str) -> list[str]:
     return ["xpk", "workload", "delete", *_where(cluster), "--workload", name, "--quiet"]
 
 
-def list_arguments(cluster: Cluster, name: str) -> list[str]:
-    """`xpk workload list` of one job, for people."""
-    where = ["--cluster", cluster.cluster, "--project", cluster.project, "--zone", cluster.zone]
-    return ["xpk", "workload", "list", *where, "--filter-by-job", f"^{name}"]
-
-
 def pod_command(arguments: list[str]) -> str:
     """Arguments as xpk's `--command`, which goes through a shell in a pod.
 
