@@ -143,6 +143,14 @@ def test_a_job_runs_from_its_submission_on_however_slowly_its_keeper_starts(tmp_
     assert end_of(backend).state == "succeeded"
 
 
+def test_the_next_job_may_begin_as_soon_as_one_is_over(tmp_path):
+    backend, _ = start(tmp_path, "crashes,sleeps")
+    while backend.look("job-1").state == "running":
+        pass
+    assert backend.submit("job-2", 0) == ""
+    wait_until(lambda: backend.look("job-2").state == "failed")
+
+
 def test_a_stop_right_after_the_submission_reaches_the_job(tmp_path):
     backend, _ = start(tmp_path, "sleeps")
     assert backend.cancel("job-1") == ""

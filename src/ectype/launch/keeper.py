@@ -72,6 +72,7 @@ def keep(folder: JobFolder) -> None:
         time.sleep(_LOOK_EVERY_SECONDS)
     _look(watched, ending, plan)
     ends = tuple(ProcessEnd(code=one.process.returncode, ended_by_keeper=one.ended_by_keeper) for one in watched)
+    os.close(job_lock)  # The record says that the job is over, and another may begin.
     folder.write(End(at=time.time(), processes=ends, order=tuple(ending.ended)))
 
 
