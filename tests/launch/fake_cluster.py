@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 FAKE = """#!/bin/sh
-tool=$(basename "$0")
+tool=${0##*/}
 { printf '%s\\0' "$tool" "$@"; printf '\\n'; } >> "$FAKE_WORLD/calls"
 case "$tool" in
   xpk) key="xpk-$2" ;;
@@ -17,10 +17,11 @@ case "$tool" in
       *) key="gcloud-$1" ;;
     esac ;;
 esac
-[ -f "$FAKE_WORLD/$key.out" ] && cat "$FAKE_WORLD/$key.out"
-[ -f "$FAKE_WORLD/$key.err" ] && cat "$FAKE_WORLD/$key.err" >&2
-if [ -f "$FAKE_WORLD/$key.code" ]; then exit "$(cat "$FAKE_WORLD/$key.code")"; fi
-exit 0
+[ -s "$FAKE_WORLD/$key.out" ] && cat "$FAKE_WORLD/$key.out"
+[ -s "$FAKE_WORLD/$key.err" ] && cat "$FAKE_WORLD/$key.err" >&2
+code=0
+[ -f "$FAKE_WORLD/$key.code" ] && read -r code < "$FAKE_WORLD/$key.code"
+exit "$code"
 """
 NOTHING = "ERROR: (gcloud.storage.ls) One or more URLs matched no objects."
 UID = "uid-1"
@@ -42,7 +43,7 @@ class World:
         self.no_job()
 
     def answer(self, key, out="", err="", code=0):
-        for ending, text in (("out", out), ("err", err), ("code", str(code))):
+        for ending, text in (("out", out), ("err", err), ("code", f"{code}\n")):
             (self.folder / f"{key}.{ending}").write_text(text)
 
     def calls(self, *begin):

@@ -10,7 +10,9 @@ import pytest
 import yaml
 from jobset_schema import check
 from pydantic import ValidationError
+from typer.testing import CliRunner
 
+from ectype.cli import launch
 from ectype.errors import EctypeError
 from ectype.launch.command import Training
 from ectype.launch.manifest import JobSetPlan, gpu_machines, jobset, manifest_text, tpu_machines
@@ -170,21 +172,23 @@ def test_a_count_of_cores_is_no_topology():
         tpu_machines("tpu7x-512", 1)
 
 
-def test_the_verbs_write_their_files(tmp_path):
+def test_the_verbs_write_their_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith(("XPK_", "OLMO_", "STEPS_"))]:
+        monkeypatch.delenv(name)
+
     def ectype(*arguments):
-        command = [sys.executable, "-m", "ectype.cli", "launch", *arguments]
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(("XPK_", "OLMO_", "STEPS_"))}
-        return subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, check=False)
+        return CliRunner().invoke(launch.app, arguments)
 
     done = ectype("slurm", "submit", "toy-calm", "--run", "runs/calm", "--nodes", "2", "--placement", "cpu-one")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     written = (tmp_path / "calm.sbatch").read_text()
     assert "ectype train toy-calm --run runs/calm" in written
     assert "--until 640 --coordinator auto" in written
     where = ("--run", "/mnt/runs/calm", "--image", "i", "--queue", "q", "--device-type", "v5p-4x4x8")
     done = ectype("manifest", "toy-calm", *where, "--bucket", "runs=/mnt/runs", "--secret-env", "HF_TOKEN=hf:token")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     check(yaml.safe_load(done.stdout))
     done = ectype("manifest", "toy-calm", *where, "--env", "HF_TOKEN=hf_abcdefghijklmnopqrstuv")
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "hf_abc" not in done.stderr + done.stdout

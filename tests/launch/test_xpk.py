@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 from fake_cluster import World, condition
+from typer.testing import CliRunner
 
+from ectype.cli import launch
 from ectype.launch.command import Training
 from ectype.launch.settings import Cluster, Slice
 from ectype.launch.xpk import Container, create_arguments, delete_arguments, pod_command
@@ -206,18 +208,18 @@ def test_c58_a_supervisor_that_gives_up_says_why_and_the_script_begins_no_second
     assert [call[call.index("--workload") + 1] for call in world.calls("xpk", "workload", "create")] == ["stage1-1"]
 
 
-def test_status_logs_and_stop_speak_of_the_job_under_way(tools, tmp_path, monkeypatch):
+def test_status_logs_and_stop_speak_of_the_job_under_way(tmp_path, monkeypatch):
     world = World(tmp_path / "world", monkeypatch, "gs://bucket/runs/stage1")
 
-    def ectype(*arguments):
-        where = {**os.environ, **tools, "STEPS_OVERRIDE": "500000"}
-        command = [sys.executable, "-m", "ectype.cli", "launch", "xpk", *arguments]
-        return subprocess.run(command, env=where, cwd=tmp_path, capture_output=True, text=True, check=False)
+    monkeypatch.chdir(tmp_path)
 
-    assert ectype("submit", "olmo3-7b-stage1").returncode == 0
+    def ectype(*arguments):
+        return CliRunner().invoke(launch.app, ["xpk", *arguments], env=STUDY | {"STEPS_OVERRIDE": "500000"})
+
+    assert ectype("submit", "olmo3-7b-stage1").exit_code == 0
     world.job("stage1-1", suspend=True, workload={"status": {"conditions": [condition("Evicted", reason="Preempted")]}})
     again = ectype("submit", "olmo3-7b-stage1")
-    assert again.returncode == 2
+    assert again.exit_code == 2
     assert "stage1-1 is evicted" in again.stderr
     status = json.loads(ectype("status", "--json").stdout)
     assert (status["job"], status["job_state"], status["why"]) == ("stage1-1", "evicted", "Preempted")
