@@ -95,6 +95,23 @@ def test_flags_that_a_launch_needs_have_the_variables_that_the_error_names():
         assert f"--{name.replace('_', '-')} or ${variable}" in caught.value.mend
 
 
+def test_a_volume_is_refused_by_the_part_that_is_wrong():
+    assert settings.parse_volumes("--bucket", ["gs://my-runs/=/mnt/a", "b_2.c=/mnt/b"]) == (
+        ("my-runs", "/mnt/a"), ("b_2.c", "/mnt/b")
+    )  # fmt: skip
+    for given in ("BUCKET=/mnt/runs", "gs://BUCKET=/mnt/runs", "=/mnt/runs", "runs-=/mnt/runs"):
+        with pytest.raises(EctypeError, match="bucket names are lower-case letters, digits, "):
+            settings.parse_volumes("--bucket", [given])
+    with pytest.raises(EctypeError, match="no absolute path behind ="):
+        settings.parse_volumes("--claim", ["data=mnt"])
+    with pytest.raises(EctypeError, match="a folder of a bucket"):
+        settings.parse_volumes("--bucket", ["gs://runs/a=/mnt"])
+    assert settings.parse_mounts(("gs://runs/a/=/mnt/",)) == {"gs://runs/a": "/mnt"}
+    for given, why in (("gs://RUNS=/mnt", "lower-case"), ("runs=/mnt", "gs://"), ("gs://runs=mnt", "absolute path")):
+        with pytest.raises(EctypeError, match=why):
+            settings.parse_mounts((given,))
+
+
 def test_capacities():
     assert [settings.check_capacity(one) for one in (None, "on-demand", "spot", "flex")] == [
         None, "on-demand", "spot", "flex"

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ectype.errors import EctypeError
 from ectype.recipe.load import load_placement, load_recipe, shipped
@@ -26,6 +27,7 @@ _PLACEMENTS = {
 }  # fmt: skip
 """Shipped placement by device type and slices. xpk counts cores, of which v5p and Ironwood have two a chip."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_VOLUME = re.compile(r"[a-z0-9]([-a-z0-9._]*[a-z0-9])?")
 _TPU = re.compile(r"(tpu\d+x?|v\d+[a-z]*|v5litepod)-(\d+|\d+(x\d+){1,2})")
 
 
@@ -129,8 +131,8 @@ def placement_for(device_type: str, num_slices: int) -> str:
     return found
 
 
-def parse_volumes(flag: str, pairs: list[str] | None) -> tuple[tuple[str, str], ...]:
-    """`NAME=/PATH` pairs.
+def parse_volumes(flag: Literal["--bucket", "--claim"], pairs: list[str] | None) -> tuple[tuple[str, str], ...]:
+    """`NAME=/PATH` pairs; a bucket may begin with `gs://`.
 
     Raises:
         EctypeError: another form.
@@ -138,10 +140,22 @@ def parse_volumes(flag: str, pairs: list[str] | None) -> tuple[tuple[str, str], 
     found = []
     for pair in pairs or ():
         name, _, path = pair.partition("=")
-        if not re.fullmatch(r"[a-z0-9][-a-z0-9._]*", name) or not path.startswith("/"):
-            raise EctypeError(f"{flag} {pair!r}", "NAME=/PATH", "say what is mounted where, without gs://")
+        name = name.removeprefix("gs://").rstrip("/") if flag == "--bucket" else name
+        _check_volume(f"{flag} {pair!r}", flag.removeprefix("--"), name, path, "NAME=/PATH")
         found.append((name, path))
     return tuple(found)
+
+
+def _check_volume(given: str, kind: str, name: str, path: str, form: str) -> None:
+    """Refuse a pair, and name the part that is wrong."""
+    if not path.startswith("/"):
+        raise EctypeError(f"{given}: no absolute path behind =", form, "say at which /PATH the job has it")
+    if "/" in name:
+        raise EctypeError(f"{given}: a folder of a {kind}", form, f"mount the whole {kind}; --run may name a folder")
+    if not _VOLUME.fullmatch(name):
+        raise EctypeError(
+            f"{given}: {name!r} is no name of a {kind}", form, f"{kind} names are lower-case letters, digits, - _ ."
+        )
 
 
 def parse_slice(text: str) -> Slice:
@@ -244,10 +258,11 @@ def parse_mounts(pairs: tuple[str, ...]) -> dict[str, str]:
     Raises:
         EctypeError: another form.
     """
-    found = {}
+    found, form = {}, "gs://BUCKET[/FOLDER]=/PATH"
     for pair in pairs:
         bucket, _, path = pair.partition("=")
-        if not bucket.startswith("gs://") or not path.startswith("/"):
-            raise EctypeError(f"--mount {pair!r}", "gs://BUCKET[/FOLDER]=/PATH", "say where the job has the bucket")
+        if not bucket.startswith("gs://"):
+            raise EctypeError(f"--mount {pair!r}: {bucket!r} does not begin with gs://", form, "name the bucket so")
+        _check_volume(f"--mount {pair!r}", "bucket", bucket.removeprefix("gs://").partition("/")[0], path, form)
         found[bucket.rstrip("/")] = path.rstrip("/")
     return found
