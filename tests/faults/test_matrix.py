@@ -1,23 +1,25 @@
 """Five faults and an honest run, from training to the table: the real thing, on a smaller model and a few updates."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ectype.artifacts import package_path, write_json
+from ectype.artifacts import lock, package_path, write_json
 from ectype.cli.main import app
 from ectype.compare import held_out_criteria, trajectory_criteria
 from ectype.errors import EctypeError
 from ectype.faults import matrix as module
+from ectype.faults.catalogue import FAULTS as ALL_FAULTS
 from ectype.faults.detect import MEASURE_OF
 from ectype.faults.matrix import fault_matrix
 from ectype.faults.record import MEASURES, READ_ONCE, FaultMatrix, Finding, Row, read_matrix, write_matrix
-from ectype.faults.regimes import DETAILS, Details, details, stages
+from ectype.faults.regimes import DETAILS, Details, Run, details, stages
 from ectype.faults.runs import main
-from ectype.faults.table import missed, sound, text_lines
+from ectype.faults.table import in_short, missed, sound, text_lines
 from ectype.recipe.reference import load_reference
 from ectype.report.faults import faults_part
 
@@ -116,13 +118,27 @@ def test_the_table_names_every_measure_and_every_fault(made) -> None:
     assert all(f"| {row.title} |" in text for row in made.regimes[0].faults)
     assert all(f"| {measure} |" in text for measure in made.regimes[0].measures)
     assert set(MEASURES) - set(made.regimes[0].measures) == {"loss by set"}
-    assert "1 honest runs: 0 false alarms (1 'same model')." in text
+    assert "1 honest run, false alarms: none (1 'same model')." in text
 
 
 def test_the_report_shows_when_each_measure_called_a_fault_broken(made) -> None:
     markup = faults_part(made).markup
     assert "5 of 5 faults are caught within 12 updates. Of 1 honest runs, 0 are called broken." in markup
     assert markup.count('scope="row"') == 2 * len(FAULTS)
+
+
+def test_a_fault_is_told_in_short_by_what_catches_it_first(made) -> None:
+    first, others = in_short(_row(made, "sharded-twice"))
+    assert first.startswith("1: ")
+    assert "token KL" in others
+    quiet = {"token KL": Finding(said="unclear")}
+    assert in_short(_row(made, "epsilon").model_copy(update={"findings": quiet})) == ("not caught", "")
+
+
+def test_the_page_names_every_fault() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
+    named = dict(re.findall(r"^\| `([a-z0-9-]+)` \| ([^|]+) \|", page, re.MULTILINE))
+    assert named == {fault.name: fault.title for fault in ALL_FAULTS}
 
 
 def test_a_missed_fault_and_a_false_alarm_are_told(made) -> None:
@@ -135,7 +151,7 @@ def test_a_missed_fault_and_a_false_alarm_are_told(made) -> None:
     alarm = regime.honest[0].model_copy(update={"findings": {"token KL": Finding(said="broken", step=6)}})
     loud = made.model_copy(update={"regimes": (regime.model_copy(update={"honest": (alarm,)}),)})
     assert not sound(loud)
-    assert "1 false alarms: honest run 1 by token KL" in "\n".join(text_lines(loud))
+    assert "1 honest run, false alarms: honest run 1 by token KL" in "\n".join(text_lines(loud))
 
 
 def test_a_fault_that_changes_no_bit_counts_as_not_made(made) -> None:
@@ -177,6 +193,20 @@ def test_rows_of_another_version_or_recipe_are_refused(other, tmp_path) -> None:
         fault_matrix(tmp_path, chosen, jobs=1)
 
 
+def test_a_process_of_an_earlier_call_is_not_run_into(tmp_path) -> None:
+    chosen = details(("replay",), ("epsilon",), 0, SMALL)
+    write_json(tmp_path / DETAILS, chosen.model_dump(mode="json"))
+    run = Run("replay", "fault", "epsilon")
+    kept = run.folder(tmp_path) / "kept"
+    kept.mkdir(parents=True)
+    with (
+        lock(run.folder(tmp_path).with_suffix(".lock")),
+        pytest.raises(EctypeError, match=r"replay/fault-epsilon of .* is being made by a process of an earlier call"),
+    ):
+        main(tmp_path, run.name)
+    assert kept.is_dir()
+
+
 def test_a_run_that_fails_is_named_with_the_end_of_its_log(tmp_path, monkeypatch) -> None:
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\necho it broke here >&2\nexit 3\n")
@@ -194,6 +224,15 @@ def test_unknown_names_end_with_two_and_the_nearest_one(given, said, tmp_path) -
     assert result.exit_code == 2
     assert said in result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_ends_with_two(tmp_path) -> None:
+    from typer.testing import CliRunner
+
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(app, ["faults", str(tmp_path / "file" / "sub"), "--json"])
+    assert result.exit_code == 2
+    assert "Not a directory" in json.loads(result.stdout)["error"]["found"]
 
 
 @pytest.mark.long

@@ -84,3 +84,12 @@ def test_damaged_lines_of_goodput_count_for_nothing(tmp_path: Path, line: str) -
     (tmp_path / "goodput.jsonl").write_text("\n".join(events))
     whole, sessions = read_goodput(_write(tmp_path, [_row(1), _row(2)]))
     assert (whole.productive_seconds, whole.compile_seconds, whole.total_seconds, len(sessions)) == (1.0, 3.0, 4.0, 1)
+
+
+def test_a_file_without_any_row_is_no_log_to_go_on_with(tmp_path: Path) -> None:
+    """A CSV file written over the log, say: cut to nothing, ten updates' rows would be gone for good."""
+    run = _write(tmp_path, ["step,loss", "1,2.0"])
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(EctypeError, match="line 1"):
+        MetricsFile(run, 10, writes=True)
+    assert (run / "metrics.jsonl").read_bytes() == before

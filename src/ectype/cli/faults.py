@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ectype.cli.output import JSON_OPTION, ProgressBar, console, emit, verb
+from ectype.cli.output import JSON_OPTION, ProgressBar, console, emit, plain_table, verb
 
 REGIME_OPTION = typer.Option("--regime", help="`replay` or `re-run`; may repeat. Default: both.")
 FAULT_OPTION = typer.Option("--fault", help="A fault by name; may repeat. Default: all of them (docs/faults.md).")
@@ -31,10 +31,10 @@ def faults(
     Example: ectype faults runs/faults
     """
     from ectype.errors import EXIT_DONE, EXIT_NEGATIVE
-    from ectype.faults.matrix import fault_matrix
+    from ectype.faults.matrix import TABLES, fault_matrix
     from ectype.faults.record import write_matrix
     from ectype.faults.regimes import details
-    from ectype.faults.table import sound, text_lines
+    from ectype.faults.table import honest_line, in_short, sound, time_line
     from ectype.run.paths import RunFolder
 
     chosen = details(regime or (), fault or (), honest, overrides or ())
@@ -46,8 +46,12 @@ def faults(
         write_matrix(run, matrix)
 
     def show() -> None:
-        for line in text_lines(matrix):
-            console().print(line, soft_wrap=True)
+        for part in matrix.regimes:
+            table = plain_table("fault", "first caught at", "also by", numbers_from=3)
+            for row in part.faults:
+                table.add_row(row.title, *in_short(row))
+            console().print(f"{part.name}: {part.what}", table, honest_line(part), sep="\n")
+        print(f"\n{time_line(matrix)}\nin full: {out / TABLES}")
 
     emit(matrix.model_dump(mode="json"), json_output, show)
     return EXIT_DONE if sound(matrix) else EXIT_NEGATIVE

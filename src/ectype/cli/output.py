@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from ectype.errors import EXIT_DONE, EXIT_STOPPED, EctypeError, Stopped
+from ectype.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED, EctypeError, Stopped
 from ectype.stopping import StopSignals, ignore_further_signals
 
 JSON_OPTION = typer.Option("--json", help="Print one JSON object on standard output.")
@@ -18,6 +18,8 @@ REMAP_OPTION = typer.Option(
     "--remap", help="FROM=TO: read index and token files below FROM from TO; may repeat, longest wins."
 )
 REFERENCE_OPTION = typer.Option("--reference", help="Folder with reference.json. Default: the recipe's own.")
+
+_CHECK_PATH = "check the path, its access rights and its disk"
 
 
 def verb(function: Callable[..., Any]) -> Callable[..., None]:
@@ -43,6 +45,12 @@ def verb(function: Callable[..., Any]) -> Callable[..., None]:
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(EXIT_DONE) from None
+        except OSError as error:
+            found = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            _fail(
+                EctypeError(found, "a path that can be read and written", _CHECK_PATH), bool(kwargs.get("json_output"))
+            )
+            raise typer.Exit(EXIT_BAD_INPUT) from None
         raise typer.Exit(EXIT_DONE if code is None else code)
 
     return run

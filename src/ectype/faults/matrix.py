@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from ectype.artifacts import lock, read_json, write_json
+from ectype.artifacts import lock, write_bytes_atomic, write_json
 from ectype.errors import EXIT_BAD_INPUT, EctypeError
 from ectype.evaluate.held_out import load_held_out
 from ectype.faults.record import FaultMatrix, RegimeRecord, Row, Seconds, write_matrix
@@ -25,11 +25,14 @@ from ectype.faults.regimes import (
     regime_recipe,
     stages,
 )
+from ectype.faults.table import text_lines
 from ectype.progress import Progress, silent
-from ectype.recipe.parse import parse, read_record
+from ectype.recipe.parse import read_record
 from ectype.recipe.reference import named_reference
 from ectype.train.run_folder import environment
 
+TABLES = "faults.md"
+"""The matrix as Markdown, beside its record."""
 _WALL = "wall-seconds.json"
 _TAIL_LINES = 12
 _ANEW = "delete it and call `ectype faults` again"
@@ -39,7 +42,7 @@ def fault_matrix(out: Path, chosen: Details, jobs: int, progress: Progress = sil
     """Make the matrix in `out`, or go on with one that was stopped there.
 
     Args:
-        out: holds a folder for each regime, `faults.json` in the end, and what came of each run meanwhile.
+        out: holds a folder for each regime with what came of each run, and in the end `faults.json` and `faults.md`.
         chosen: regimes, faults and honest runs.
         jobs: runs at a time.
 
@@ -62,6 +65,7 @@ def fault_matrix(out: Path, chosen: Details, jobs: int, progress: Progress = sil
             write_json(out / _WALL, wall.model_dump(mode="json"))
         matrix = _joined(out, chosen, jobs)
         write_matrix(out, matrix)
+        write_bytes_atomic(out / TABLES, "\n".join([*text_lines(matrix), ""]).encode())
     return matrix
 
 
@@ -69,7 +73,7 @@ def _require_same(out: Path, chosen: Details) -> None:
     """Rows of another recipe, or made by another version, do not stand beside those of today."""
     path = out / DETAILS
     if path.is_file():
-        known = parse(Details, read_json(path, "details of a fault matrix"), str(path))
+        known = read_record(path, Details, "details of a fault matrix", "ectype faults", "name another folder")
         hashes = {name: known.recipe_hashes[name] for name in chosen.recipe_hashes if name in known.recipe_hashes}
         if (known.overrides, known.ectype) != (chosen.overrides, chosen.ectype) or hashes != {
             name: chosen.recipe_hashes[name] for name in hashes

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from ectype.artifacts import read_json, write_json
+from ectype.artifacts import lock, read_json, write_json
 from ectype.compare.inputs import consumed_digests, due_landmarks, read_evaluations, reference_digests
 from ectype.compare.noise import read_noise, write_noise
 from ectype.compare.runner import compare_run, grounds_of
@@ -23,6 +23,7 @@ from ectype.data.audit_run import record_audit
 from ectype.data.index import load_index
 from ectype.data.order import Order
 from ectype.data.source import open_order
+from ectype.errors import EctypeError
 from ectype.evaluate.runner import evaluate_run
 from ectype.faults.catalogue import Fault, Made, fault_named
 from ectype.faults.detect import findings, tokens_estimated, tokens_that_catch
@@ -63,6 +64,15 @@ def main(out: Path, name: str) -> None:
     chosen = parse(Details, read_json(out / DETAILS, "details of a fault matrix"), str(out / DETAILS))
     regime = regime_named(run.regime)
     recipe = regime_recipe(chosen, regime)
+    busy = EctypeError(
+        f"run {run.name} of {out} is being made by a process of an earlier call", "one at a time",
+        "wait until it has ended, or end it, and call again",
+    )  # fmt: skip
+    with lock(run.folder(out).with_suffix(".lock"), busy):
+        _make(out, run, regime, recipe)
+
+
+def _make(out: Path, run: Run, regime: Regime, recipe: Recipe) -> None:
     began = time.monotonic()
     if run.kind == "reference":
         _reference(out, run, recipe)

@@ -1,4 +1,4 @@
-"""A fault matrix as Markdown, and what must hold of it. Records in, text out."""
+"""A fault matrix as Markdown and in a few words, and what must hold of it. Records in, text out."""
 
 from collections.abc import Sequence
 
@@ -28,18 +28,46 @@ def text_lines(matrix: FaultMatrix) -> list[str]:
     lines = []
     for regime in matrix.regimes:
         lines += [f"## {regime.name.capitalize()}: {regime.what}", "", *_regime_lines(regime), ""]
-    cores = f"{matrix.cores} core{'s' if matrix.cores > 1 else ''}"
-    lines.append(
-        f"{matrix.run_seconds / 60:.0f} minutes of runs, {matrix.wall_seconds / 60:.0f} minutes on {cores}; "
-        f"{matrix.held_out_tokens:,} held-out tokens."
-    )
+    lines.append(time_line(matrix))
     return lines
+
+
+def in_short(row: Row) -> tuple[str, str]:
+    """When and by what a fault is caught first, and by what else."""
+    broken = [(finding.step or 0, name) for name, finding in row.findings.items() if finding.said == "broken"]
+    if not broken:
+        return "not caught", ""
+    first, by = min(broken, key=lambda found: found[0])
+    return f"{first}: {by}", ", ".join(name for _, name in broken if name != by)
+
+
+def honest_line(regime: RegimeRecord) -> str:
+    """How many honest runs were made, which of them were called broken, and what the verdicts were."""
+    if not regime.honest:
+        return "No honest run was made."
+    alarms = [f"{row.title} by {', '.join(row.caught_by)}" for row in regime.false_alarms]
+    verdicts = {
+        answer: sum(row.verdict == answer for row in regime.honest)
+        for answer in sorted({row.verdict for row in regime.honest})
+    }
+    counted = ", ".join(f"{count} {answer!r}" for answer, count in verdicts.items())
+    runs = f"{len(regime.honest)} honest run{'s' * (len(regime.honest) > 1)}"
+    return f"{runs}, false alarms: {'; '.join(alarms) or 'none'} ({counted})."
+
+
+def time_line(matrix: FaultMatrix) -> str:
+    """What the matrix cost, and on how much text it rests."""
+    cores = f"{matrix.cores} core{'s' * (matrix.cores > 1)}"
+    return (
+        f"The runs took {matrix.run_seconds / 60:.0f} minutes one after another and {matrix.wall_seconds / 60:.0f} "
+        f"minutes as they were made, on {cores}. Held-out text: {matrix.held_out_tokens:,} tokens."
+    )
 
 
 def _regime_lines(regime: RegimeRecord) -> list[str]:
     shown = regime.measures
     lines = _table(("fault", *shown, "verdict"), [_cells(row, shown) for row in regime.faults])
-    lines += ["", _honest_line(regime)]
+    lines += ["", honest_line(regime)]
     undetected = [row.title for row in regime.faults if not row.caught_by]
     for what, found in (("Caught by nothing", undetected), ("Changed no bit, and so was not made", regime.unmade)):
         lines += ["", f"{what}: {', '.join(found)}."] if found else []
@@ -57,19 +85,6 @@ def finding_text(row: Row, measure: str) -> str:
     if finding is None:
         return "–"
     return f"**{finding.step}**" if finding.said == "broken" else {"unclear": "?", "holds": "·"}[finding.said]
-
-
-def _honest_line(regime: RegimeRecord) -> str:
-    if not regime.honest:
-        return "No honest run was made."
-    alarms = [f"{row.title} by {', '.join(row.caught_by)}" for row in regime.false_alarms]
-    verdicts = {
-        answer: sum(row.verdict == answer for row in regime.honest)
-        for answer in sorted({r.verdict for r in regime.honest})
-    }
-    counted = ", ".join(f"{count} {answer!r}" for answer, count in verdicts.items())
-    shown = f": {'; '.join(alarms)}" if alarms else ""
-    return f"{len(regime.honest)} honest runs: {len(alarms)} false alarms{shown} ({counted})."
 
 
 _SIZE_COLUMNS = (

@@ -55,7 +55,14 @@ def read_record(path: Path, spec: type[Spec], what: str, writer: str, mend: str)
     Raises:
         EctypeError: no such file, no JSON, or no record of this version.
     """
-    return parse(spec, read_json(path, what), f"{what} {path}", expected=f"a record that `{writer}` wrote", mend=mend)
+    expected = f"a record that `{writer}` wrote"
+    try:
+        values = read_json(path, what)
+    except EctypeError as error:
+        if not path.exists():
+            raise
+        raise EctypeError(error.found, expected, mend) from None  # A torn record: nobody writes it by hand.
+    return parse(spec, values, f"{what} {path}", expected=expected, mend=mend)
 
 
 def field_names(spec: type[BaseModel], prefix: str = "") -> list[str]:

@@ -176,6 +176,9 @@ def _lines_up_to(path: Path, last_step: int) -> list[bytes]:
             raise _damaged(path, *unreadable)
         if counts:
             kept.append(line)
+    if unreadable is not None and last_step > 0 and not kept:
+        # Not the torn end of a log but no log at all: to begin a new one would lose what this one held.
+        raise _damaged(path, *unreadable)
     return kept
 
 
