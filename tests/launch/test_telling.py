@@ -20,8 +20,15 @@ from ectype.launch.supervise import StateFolder
 from ectype.run.checkpoints import description_file
 from ectype.run.paths import RunFolder
 
+SECRETS = (
+    "HF_TOKEN=x", "WANDB_API_KEY=x", "DB_PASSWORD=x", "MY_SECRET=x", "A=hf_" + "a" * 30, "MYPASS=x", "PWD_DB=x",
+    "HFTOKEN=x", "hfToken=x", "WANDBAPIKEY=x", "PRIVATEKEY=x", "AUTHORIZATION=x", "A=Bearer abc",
+    "URL=https://discord.com/api/webhooks/1/abc", "IMAGE=user:hunter2@registry.example/image",
+    "A=https://h/x?X-Goog-Signature=1", "A=https://h/x?a=b&token=abc",
+)  # fmt: skip
 
-@pytest.mark.parametrize("pair", ["HF_TOKEN=x", "WANDB_API_KEY=x", "DB_PASSWORD=x", "MY_SECRET=x", "A=hf_" + "a" * 30])
+
+@pytest.mark.parametrize("pair", SECRETS)
 def test_secrets_in_the_environment_are_refused_and_not_repeated(pair):
     with pytest.raises(EctypeError) as caught:
         check_environment((pair,))
@@ -30,9 +37,12 @@ def test_secrets_in_the_environment_are_refused_and_not_repeated(pair):
 
 
 def test_plain_variables_and_paths_of_mounted_secrets_are_taken():
-    given = ("TOKENIZERS_PARALLELISM=false", "GOOGLE_APPLICATION_CREDENTIALS=/var/secrets/key.json", "JAX_LOG=a=b")
+    given = (
+        "TOKENIZERS_PARALLELISM=false", "GOOGLE_APPLICATION_CREDENTIALS=/var/secrets/key.json", "JAX_LOG=a=b",
+        "MAX_TOKENS=8", "MONKEY=1", "AUTHOR=me", "BYPASS=1", "IMAGE=registry.example/a:tag@sha256:" + "0" * 64,
+    )  # fmt: skip
     assert check_environment(given)["JAX_LOG"] == "a=b"
-    assert len(check_environment(given)) == 3
+    assert len(check_environment(given)) == len(given)
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a\x00", "ghp_" + "a" * 30, "https://me:pass@host/x"])
@@ -224,3 +234,12 @@ def test_a_run_is_read_by_its_descriptions_and_a_missing_mount_is_no_new_run(tmp
     assert (reading.completed_updates, reading.reached_step) == (20, 25)
     description_file(RunFolder(run).checkpoint(20)).write_text("{")
     assert read_run(run).completed_updates == 10  # as the trainer, which takes the older one
+
+
+@pytest.mark.parametrize(
+    "webhook", [Webhook(variable="https://hooks.example/T0/zzz"), Webhook(file=Path("https://hooks.example/T0/zzz"))]
+)
+def test_an_address_in_the_place_of_a_reference_is_refused_and_not_repeated(webhook):
+    with pytest.raises(EctypeError) as caught:
+        webhook.check()
+    assert "zzz" not in str(caught.value)

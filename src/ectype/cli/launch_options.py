@@ -139,7 +139,11 @@ def webhook_of(variable: str | None, file: Path | None) -> "Webhook | None":
 
     if variable is not None and file is not None:
         raise EctypeError("--webhook-env and --webhook-file", "one of them", "drop one")
-    return None if variable is None and file is None else Webhook(variable, file)
+    if variable is None and file is None:
+        return None
+    webhook = Webhook(variable, file)
+    webhook.check()
+    return webhook
 
 
 def state_of(state: Path | None, run: str) -> "StateFolder":

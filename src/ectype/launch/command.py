@@ -10,13 +10,18 @@ from ectype.errors import EctypeError
 
 CALL_LIMIT_SECONDS = 300.0
 NOT_FOUND, TIMED_OUT = 127, 124
-_SECRET_WORDS = {"TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS", "KEY", "APIKEY"}
-_SECRET_WORDS |= {"AUTH", "WEBHOOK"}
-"""Parts of a variable's name between underscores. TOKENIZERS and TOKENS are none."""
+_SECRET_WORDS = {"KEY", "AUTH", "PASS", "PWD"}
+"""Words of a variable's name that speak of a secret when they stand alone; `MONKEY` and `AUTHOR` do not."""
+_SECRET_NAME = re.compile(
+    r"TOKEN(?!S|IZER)|SECRET|PASSW|PASSPHRASE|(?<!BY)PASS$|CREDENTIAL|(API|ACCESS|PRIVATE|SIGNING)_?KEY|WEBHOOK|AUTHORI[SZ]ATION"
+)
+"""The same wherever they stand in a name, written in capitals."""
+_WORDS_OF_A_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SECRET_VALUE = re.compile(
     r"hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|xox[abprs]-[\w-]+|AKIA[A-Z0-9]{12,}"
     r"|AIza[\w-]{30,}|ya29\.[\w-]+|eyJ[\w-]{16,}\.[\w-]+|hooks\.slack\.com/services/|-----BEGIN [A-Z ]*PRIVATE KEY"
-    r"|://[^/\s:@]+:[^/\s@]+@"
+    r"|(?:^|://)[^/\s:@]+:[^/\s@]+@(?!sha256:)|\bBearer\s+\S|/api/webhooks/"
+    r"|[?&](?:\w*token|sig|signature|X-Goog-Signature|X-Amz-Signature)="
 )
 _SECRET_PLACE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -109,13 +114,18 @@ def check_environment(pairs: tuple[str, ...]) -> dict[str, str]:
         if not separator or not _NAME.fullmatch(name):
             raise EctypeError(f"--env {name!r}", "NAME=VALUE", "give a name, = and a value")
         # A path says where a secret is mounted, which is a reference.
-        if _SECRET_WORDS & set(name.upper().split("_")) and not value.startswith("/"):
+        if _is_secret_name(name) and not value.startswith("/"):
             raise secret_error(f"--env {name}: the name is a secret's")
         if _SECRET_VALUE.search(value):
             raise secret_error(f"--env {name}: its value looks like a secret")
         check_argument(value)
         found[name] = value
     return found
+
+
+def _is_secret_name(name: str) -> bool:
+    words = {word.upper() for word in _WORDS_OF_A_NAME.findall(name)}
+    return bool(words & _SECRET_WORDS or _SECRET_NAME.search(name.upper()))
 
 
 def check_secrets(references: tuple[str, ...]) -> tuple[tuple[str, str, str], ...]:

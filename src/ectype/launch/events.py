@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 import urllib.error
 import urllib.request
@@ -24,12 +25,26 @@ class Webhook:
     variable: str | None = None
     file: Path | None = None
 
+    def check(self) -> None:
+        """Refuse an address in the place of a reference, without repeating it.
+
+        Raises:
+            EctypeError: `variable` is no variable's name, or `file` is a web address.
+        """
+        no_name = self.variable is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.variable)
+        if no_name or (self.file is not None and re.match(r"\w+:/", str(self.file))):
+            raise EctypeError(
+                "a webhook given by something else than a reference", "the name of a variable or file that holds it",
+                "put the address into a variable or a file; it is never given on the command line",
+            )  # fmt: skip
+
     def address(self) -> str:
         """The address.
 
         Raises:
             EctypeError: the variable is not set, the file can't be read, or what is there is no web address.
         """
+        self.check()
         where = f"${self.variable}" if self.variable else str(self.file)
         try:
             found = os.environ[self.variable] if self.variable else Path(str(self.file)).read_text().strip()

@@ -19,6 +19,7 @@ from ectype.run.paths import RunFolder
 
 Reader = Callable[[], "Reading"]
 _TAIL_BYTES = 65536
+_MOST_UPDATES = 1 << 53
 _NOTHING_THERE = re.compile(r"matched no objects|No URLs matched|The following URLs matched no objects")
 
 
@@ -86,7 +87,7 @@ def read_bucket_run(uri: str, call: Callable[[list[str]], Ran]) -> Reading:
 
 def _step_in(description: Any) -> int:
     step = description.get("step") if isinstance(description, dict) else None
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < _MOST_UPDATES:
         raise ValueError(f"a checkpoint's description without a step: {json.dumps(description)[:80]}")
     return step
 
