@@ -189,6 +189,10 @@ def test_the_verbs_write_their_files(tmp_path, monkeypatch):
     done = ectype("manifest", "toy-calm", *where, "--bucket", "runs=/mnt/runs", "--secret-env", "HF_TOKEN=hf:token")
     assert done.exit_code == 0, done.stderr
     check(yaml.safe_load(done.stdout))
+    bare = ectype("manifest", "toy-calm", *where)
+    assert bare.exit_code == 2
+    assert "--run /mnt/runs/calm lies in no volume (none is mounted)" in bare.stderr
+    assert bare.stdout == ""
     done = ectype("manifest", "toy-calm", *where, "--env", "HF_TOKEN=hf_abcdefghijklmnopqrstuv")
     assert done.exit_code == 2
     assert "hf_abc" not in done.stderr + done.stdout

@@ -63,13 +63,16 @@ def slurm_submit(given: dict[str, Any]) -> None:
 
     from ectype.launch.command import check_environment
     from ectype.launch.slurm import SlurmJob, slurm_script
+    from ectype.launch.submission import check_inputs
 
     asked = ("nodes", "tasks_per_node", "gpus_per_node", "cpus_per_task", "time_limit", "partition", "account")
     job = SlurmJob(
         _name(given), **{key: given[key] for key in (*asked, "log_folder", "container")},
         environment=tuple(check_environment(tuple(given["env"] or ())).items()),
     )  # fmt: skip
-    text = slurm_script(job, replace(_training(given), coordinator="auto"))
+    training = _training(given)
+    options.note(check_inputs(training))
+    text = slurm_script(job, replace(training, coordinator="auto"))
     path = given["script"] or Path(f"{job.name}.sbatch")
     if given["dry_run"]:
         print(text, end="")
@@ -128,12 +131,15 @@ def manifest(given: dict[str, Any]) -> None:
     """Write a JobSet for Kueue. Example: ectype launch manifest toy-calm --run /mnt/calm --image IMAGE --queue Q ..."""
     from ectype.launch.manifest import jobset, manifest_text
     from ectype.launch.settings import check_in_image, placement_for
+    from ectype.launch.submission import check_inputs, check_volumes
 
     if given["placement"] is None:
         slices = (given["device_type"] or "", given["num_slices"])
         given["placement"] = "gpu-8xh100" if given["gpus"] else placement_for(*slices)
     check_in_image(given["recipe"], given["placement"])
     plan, training, out = _plan(given), _training(given), given["out"]
+    mounted = [path for _, path in plan.buckets + plan.claims]
+    options.note([*check_inputs(training), *check_volumes(training, mounted)])
     text = manifest_text(plan, training)
     if out is not None:
         from ectype.artifacts import write_bytes_atomic

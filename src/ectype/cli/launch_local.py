@@ -142,8 +142,10 @@ def _supervised(given: dict[str, Any]) -> "Supervised":
     from ectype.launch.local_jobs import LocalJobs, local_backend
     from ectype.launch.run_record import read_run
     from ectype.launch.settings import name_from, target_of
+    from ectype.launch.submission import check_inputs
     from ectype.launch.supervise import Supervised
     from ectype.recipe.load import load_placement, load_recipe
+    from ectype.run.paths import RunFolder
 
     load_placement(given["placement"], given["placement_overrides"] or ())
     overrides, run = tuple(given["overrides"] or ()), str(given["run"])
@@ -151,6 +153,7 @@ def _supervised(given: dict[str, Any]) -> "Supervised":
     target = target_of(given["recipe"], overrides, given["target_steps"])
     training = options.training_of(given, run, target)
     training.arguments()
+    options.note(check_inputs(training, begun=RunFolder(given["run"]).manifest.is_file()))
     folder = options.state_of(given["state"], run)
     backend = local_backend(LocalJobs(folder.jobs, training, given["processes"]))
     return Supervised(name_from(run), run, target, folder, backend, partial(read_run, given["run"]))

@@ -179,6 +179,12 @@ def training_of(given: dict[str, Any], run: str, until: int | None) -> "Training
     return Training(run=run, until=until, **plain, **lists)
 
 
+def note(notes: list[str]) -> None:
+    """Print what a submission may not mean, on standard error."""
+    for text in notes:
+        print(f"note: {text}", file=sys.stderr, flush=True)
+
+
 def drive(supervised: "Supervised", json_output: bool) -> int | None:
     """Supervise to the end and print it; the exit code."""
     from dataclasses import replace

@@ -200,6 +200,7 @@ def _supervised(given: dict[str, Any]) -> "Supervised":
     """The run as the supervisor knows it; everything is checked before anything is submitted."""
     from ectype.launch import settings
     from ectype.launch.command import check_argument
+    from ectype.launch.submission import check_inputs, check_storage
     from ectype.launch.supervise import Supervised
     from ectype.launch.xpk_jobs import ClusterJobs, cluster_backend
 
@@ -215,6 +216,8 @@ def _supervised(given: dict[str, Any]) -> "Supervised":
         training(one.placement).arguments()
     for value in (given["image"], *(given["storage"] or ())):
         check_argument(value)
+    first = training(placement)
+    options.note([*check_inputs(first), *check_storage(given["storage"] or (), first.run)])
     jobs = ClusterJobs(what.jobs.cluster, _container(given), tuple(slices), training)
     return Supervised(what.name, what.run, target, what.state, cluster_backend(jobs), what.read)
 

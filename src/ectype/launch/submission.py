@@ -1,0 +1,69 @@
+"""What is said of a submission before it is made: what cannot work is refused, what may not be meant is noted."""
+
+from collections.abc import Sequence
+
+from ectype.errors import EctypeError
+from ectype.launch.command import Training
+from ectype.launch.settings import only_in_job
+from ectype.recipe.load import load_recipe
+
+
+def check_inputs(training: Training, *, begun: bool = False) -> list[str]:
+    """Notes on a job's inputs; none on a recipe that only the job has.
+
+    Args:
+        begun: whether the run is known to have begun: it then holds its weights already.
+
+    Raises:
+        EctypeError: nobody names an index, so that every job would end at once.
+    """
+    if only_in_job(training.recipe):
+        return []
+    recipe = load_recipe(training.recipe, training.overrides)
+    if training.index is None and recipe.inputs.index is None:
+        raise EctypeError(
+            f"no --index, and recipe {recipe.name} names none", "the tokens to train on",
+            "give --index FILE or set $OLMO_INDEX_PATH; `ectype data index` writes one",
+        )  # fmt: skip
+    if begun or training.source is not None or recipe.inputs.source is not None:
+        return []
+    if recipe.hand_over is not None:
+        return [f"no --from: {recipe.name} goes on from another run, and a new one ends at once without it"]
+    if training.weights is None and recipe.inputs.weights is None:
+        return ["no --weights: step 0 of a new run is drawn from the recipe's seed; it reproduces no published run"]
+    return []
+
+
+def check_volumes(training: Training, mounted: Sequence[str]) -> list[str]:
+    """Notes on paths of a pod that has volumes at the folders `mounted`, and a disk of its own that goes with it.
+
+    Raises:
+        EctypeError: the run folder is in no volume, so that nothing would be left of the run.
+    """
+    if not _within(training.run, mounted):
+        where = ", ".join(mounted) or "none is mounted"
+        raise EctypeError(
+            f"--run {training.run} lies in no volume ({where}), but on the pod's own disk, which goes with the pod",
+            "a run folder below a mounted volume", "mount one with --bucket BUCKET=/PATH or --claim CLAIM=/PATH",
+        )  # fmt: skip
+    paths = {"--index": training.index, "--weights": training.weights, "--padded-rows": training.padded_rows}
+    paths["--from"] = training.source
+    return [
+        f"{flag} {path} lies in no volume: it must be in the image"
+        for flag, path in paths.items()
+        if path is not None and not path.startswith("package:") and not _within(path, mounted)
+    ]
+
+
+def check_storage(storages: Sequence[str], run: str) -> list[str]:
+    """A note where no job is told of a volume: xpk alone knows whether it mounts one."""
+    if storages:
+        return []
+    return [
+        f"no --storage: unless xpk mounts one by itself, {run} is on the pod's own disk, which goes with the pod; "
+        "`xpk storage list` names them"
+    ]
+
+
+def _within(path: str, folders: Sequence[str]) -> bool:
+    return any(f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/") for folder in folders)

@@ -1,0 +1,69 @@
+"""A submission that cannot be the run that was meant is refused or noted before anything is submitted."""
+
+import os
+
+import pytest
+from typer.testing import CliRunner
+
+from ectype.cli import launch
+from ectype.errors import EctypeError
+from ectype.launch.command import Training
+from ectype.launch.submission import check_inputs, check_storage, check_volumes
+
+XPK = ("--name", "s", "--base", "gs://b/runs", "--mount", "gs://b=/mnt/b", "--cluster", "c", "--project", "p")
+XPK += ("--zone", "us-central1-a", "--device-type", "tpu7x-512", "--image", "i", "--dry-run")
+MANIFEST = ("--run", "/mnt/runs/s", "--image", "i", "--queue", "q", "--device-type", "tpu7x-4x8x8", "--bucket")
+MANIFEST += ("my-runs=/mnt/runs",)
+VERBS = {
+    "xpk": ("xpk", "submit", "olmo3-7b-stage1", *XPK),
+    "manifest": ("manifest", "olmo3-7b-stage1", *MANIFEST),
+    "slurm": ("slurm", "submit", "olmo3-7b-stage1", "--run", "/shared/s", "--nodes", "8", "--dry-run"),
+}
+
+
+@pytest.fixture
+def ectype(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith(("XPK_", "OLMO_", "STEPS_", "LOAD_", "ECTYPE_"))]:
+        monkeypatch.delenv(name)
+    return lambda *arguments: CliRunner().invoke(launch.app, arguments)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_index_is_refused_and_no_weights_are_noted_by_every_backend(ectype, verb):
+    bare = ectype(*VERBS[verb])
+    assert (bare.exit_code, bare.stdout) == (2, "")
+    assert "no --index, and recipe olmo3-7b-stage1 names none" in bare.stderr
+    drawn = ectype(*VERBS[verb], "--index", "/mnt/runs/i.json")
+    assert drawn.exit_code == 0, drawn.stderr
+    assert "note: no --weights: step 0 of a new run is drawn from the recipe's seed" in drawn.stderr
+    storage = ("--storage", "runs") if verb == "xpk" else ()
+    whole = ectype(*VERBS[verb], "--index", "/mnt/runs/i.json", "--weights", "/mnt/runs/w", *storage)
+    assert (whole.exit_code, whole.stderr) == (0, "")
+
+
+def test_a_recipe_with_inputs_of_its_own_has_nothing_to_note():
+    assert check_inputs(Training("toy-calm", "runs/calm")) == []
+
+
+def test_a_run_that_was_begun_holds_its_weights():
+    assert check_inputs(Training("olmo3-7b-stage1", "run", index="i"), begun=True) == []
+
+
+def test_a_stage_without_its_source_is_noted():
+    [note] = check_inputs(Training("olmo3-7b-stage2", "run", index="i"))
+    assert note.startswith("no --from: olmo3-7b-stage2 goes on from another run")
+    assert check_inputs(Training("olmo3-7b-stage2", "run", index="i", source="a")) == []
+
+
+def test_a_run_folder_lies_in_a_volume():
+    with pytest.raises(EctypeError, match=r"lies in no volume \(/mnt/run\)"):
+        check_volumes(Training("r", "/mnt/runs/s"), ["/mnt/run"])
+    assert check_volumes(Training("r", "/mnt/runs/s", index="package:x"), ["/mnt/runs/"]) == []
+    [note] = check_volumes(Training("r", "/mnt/runs/s", index="/other/i.json"), ["/mnt/runs"])
+    assert note == "--index /other/i.json lies in no volume: it must be in the image"
+
+
+def test_a_bucket_that_no_storage_mounts_is_noted():
+    assert check_storage(["runs"], "/mnt/b/s") == []
+    assert check_storage([], "/mnt/b/s")[0].startswith("no --storage: unless xpk mounts one by itself, /mnt/b/s is on")
