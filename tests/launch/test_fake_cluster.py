@@ -10,9 +10,10 @@ from fake_cluster import World, condition, pod
 from ectype.errors import EctypeError
 from ectype.launch.command import Training, call
 from ectype.launch.events import Webhook, read_events
+from ectype.launch.memory import read_memory, write_memory
 from ectype.launch.run_record import read_bucket_run
 from ectype.launch.settings import Cluster, Slice
-from ectype.launch.supervise import StateFolder, Supervised, submit_once, supervise
+from ectype.launch.supervise import StateFolder, Supervised, request_stop, submit_once, supervise
 from ectype.launch.supervisor import Policy
 from ectype.launch.xpk import Container
 from ectype.launch.xpk_jobs import ClusterJobs, cluster_backend, look
@@ -315,6 +316,45 @@ def test_a_new_supervisor_takes_up_the_job_of_a_dead_one(world, tmp_path):
     drive = Drive(world, tmp_path, lambda: (world.run(100), world.job("stage1-1", conditions=[condition("Completed")])))
     assert drive.go().attempt == 1
     assert len(drive.created()) == 1
+
+
+@pytest.mark.parametrize("before", ["ended before the next supervisor came", "still ending"])
+def test_a_job_that_was_stopped_without_a_supervisor_is_no_preemption_and_the_next_begins_at_once(
+    world, tmp_path, before
+):
+    taken = {"conditions": [FAILED], "pods": [pod("p-0", "Failed", code=75)]}
+    first = Drive(world, tmp_path)
+    submit_once(first.what)
+    world.job("stage1-1", pods=RUNNING)
+    assert request_stop(first.what.state, first.what.backend) == "stage1-1 was asked to save and end"
+    turns = [lambda: world.job("stage1-1", **taken)]
+    if before != "still ending":
+        turns.pop()()
+    turns += [None, lambda: (world.run(100), world.job("stage1-2", conditions=[condition("Completed")]))]
+    drive = Drive(world, tmp_path, *turns, preemptions=1)
+    memory = drive.go()
+    assert (memory.outcome, memory.attempt, memory.preemptions, memory.stop_was_asked) == ("done", 2, 0, False)
+    assert "stopped by you; it goes on at once" in drive.reasons()
+    assert not any("next try in" in reason for reason in drive.reasons())
+
+
+def test_a_stop_gives_fresh_budgets_and_only_the_job_that_was_stopped_is_free(world, tmp_path):
+    """Failures before the stop are forgotten; a preemption after it counts."""
+    taken = {"conditions": [FAILED], "pods": [pod("p-0", "Failed", code=75)]}
+    first = Drive(world, tmp_path)
+    submit_once(first.what)
+    write_memory(first.what.state.memory, read(first).model_copy(update={"failures_without_progress": 4}))
+    request_stop(first.what.state, first.what.backend)
+    world.job("stage1-1", **taken)
+    turns = [None, lambda: world.job("stage1-2", **taken)]
+    memory = Drive(world, tmp_path, *turns, preemptions=1).go()
+    assert (memory.outcome, memory.preemptions, memory.failures_without_progress) == ("stopped", 1, 0)
+
+
+def read(drive):
+    memory = read_memory(drive.what.state.memory)
+    assert memory is not None
+    return memory
 
 
 def test_credentials_are_fetched_where_kubectl_knows_no_such_cluster(world, tmp_path):

@@ -295,10 +295,10 @@ def test_memory_comes_back_from_its_file_and_a_new_start_has_fresh_budgets(tmp_p
     story.look("failed", 3, error="E", reached_step=3)
     write_memory(path, story.memory)
     assert read_memory(path) == story.memory
-    assert begun(path, "run", 100) == story.memory.model_copy(update={"reason": ""})
+    assert begun(path, "run", 100, stop_was_asked=False) == story.memory.model_copy(update={"reason": ""})
     story.submit(3)
     assert story.look("failed", 3, error="E", reached_step=3).kind == "stop"
     write_memory(path, story.memory)
-    again = begun(path, "run", 200)
+    again = begun(path, "run", 200, stop_was_asked=False)
     assert (again.errors, again.failures_without_progress, again.target_updates) == ((), 0, 200)
     assert again.attempt == 2

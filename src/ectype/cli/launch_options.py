@@ -229,6 +229,8 @@ def show_commands(backend: "Backend", name: str, size: int = 0) -> None:
 
 def status_record(state: "StateFolder", backend: "Backend", read: "Reader") -> dict[str, Any]:
     """How the job and the run stand now, and what the supervisor last did."""
+    from dataclasses import replace
+
     from ectype.errors import EctypeError
     from ectype.launch.events import read_events
     from ectype.launch.memory import read_memory
@@ -237,6 +239,12 @@ def status_record(state: "StateFolder", backend: "Backend", read: "Reader") -> d
     if memory is None:
         raise EctypeError(f"{state.path} holds no supervised run", "one that was submitted", "submit it first")
     report = None if memory.job is None else backend.look(memory.job)
+    if (
+        report is not None
+        and report.state in ("preempted", "deleted")
+        and (state.stop.exists() or memory.stop_was_asked)
+    ):
+        report = replace(report, why="; ".join(filter(None, ("stopped by you", report.why))))
     reading = read()
     events = read_events(state.events)
     return {

@@ -55,6 +55,8 @@ class Memory(Section):
     ending_asked_at: float = 0.0
     resized_at: float = 0.0
     failed_growths: int = 0
+    stop_was_asked: bool = False
+    """A person asked the job under way to end, and no supervisor was there to see it end."""
     stalled: bool = False
     """A stall was told and has not ended."""
     outcome: Outcome | None = None
@@ -78,8 +80,11 @@ def write_memory(path: Path, memory: Memory) -> None:
     write_json(path, memory.model_dump(mode="json"))
 
 
-def begun(path: Path, run: str, target_updates: int) -> Memory:
+def begun(path: Path, run: str, target_updates: int, *, stop_was_asked: bool) -> Memory:
     """The memory with which a supervisor starts: what is on file, with the budgets anew if that one had stopped.
+
+    Args:
+        stop_was_asked: whether a stop was asked for that no supervisor has carried out.
 
     Raises:
         EctypeError: the file belongs to another run.
@@ -92,7 +97,9 @@ def begun(path: Path, run: str, target_updates: int) -> Memory:
             f"{path} is of run {stored.run}", f"the supervisor's memory of {run}", "choose another --state folder"
         )
     changes = {"target_updates": target_updates, "outcome": None, "reason": ""}
-    if stored.outcome is not None:
+    if stop_was_asked and stored.job is not None:
+        changes["stop_was_asked"] = True
+    if stored.outcome is not None or stop_was_asked:
         changes |= {
             "failures_without_progress": 0, "preemptions_without_progress": 0, "errors": (), "not_before": 0.0,
             "submit_error": "", "stalled": False,

@@ -87,9 +87,10 @@ def supervise(what: Supervised) -> Memory:
     if what.webhook is not None:
         what.webhook.address()
     with lock(what.state.lock, busy):
-        memory = begun(what.state.memory, what.run, what.target_updates)
-        what.state.stop.unlink(missing_ok=True)
+        asked = what.state.stop.exists()
+        memory = begun(what.state.memory, what.run, what.target_updates, stop_was_asked=asked)
         write_memory(what.state.memory, memory)
+        what.state.stop.unlink(missing_ok=True)
         append_event(what.state.events, "supervising", job=memory.job, target_updates=what.target_updates)
         said = ""
         while True:
@@ -126,7 +127,8 @@ def submit_once(what: Supervised) -> str:
     what.state.path.mkdir(parents=True, exist_ok=True)
     busy = EctypeError(f"a supervisor has {what.state.path}", "none", "it submits jobs by itself; stop it first")
     with lock(what.state.lock, busy):
-        memory = begun(what.state.memory, what.run, what.target_updates)
+        asked = what.state.stop.exists()
+        memory = begun(what.state.memory, what.run, what.target_updates, stop_was_asked=asked)
         if memory.job is not None and (report := what.backend.look(memory.job)).state not in ENDED:
             raise EctypeError(
                 f"{memory.job} is {report.state}", "no job of this run under way",
@@ -142,7 +144,7 @@ def submit_once(what: Supervised) -> str:
             update={
                 "attempt": memory.attempt + 1, "completed_at_submit": completed, "job_was_listed": False,
                 "completed_updates": max(completed, memory.completed_updates or 0),
-                "progressed_at": what.now(), "ending_for_size": None,
+                "progressed_at": what.now(), "ending_for_size": None, "stop_was_asked": False,
             }
         )  # fmt: skip
         name = submitted_name(what.name, memory)

@@ -7,7 +7,8 @@ The rules, in the order in which they count:
 3. A job that was taken away after progress is submitted again, however often that happens.
 4. Without progress, failures and preemptions each have a budget, and the pause before the next try doubles.
 5. The same error at the same step twice is no accident, and neither is an end over the run's health: stop.
-6. A job that waits for machines, was evicted by its queue, or was suspended by a person, still exists: wait for it.
+6. A job that a person stopped is no preemption: it counts as nothing, and the next one is submitted at once.
+7. A job that waits for machines, was evicted by its queue, or was suspended by a person, still exists: wait for it.
 """
 
 from dataclasses import dataclass
@@ -234,10 +235,12 @@ def _ended(policy: Policy, memory: Memory, seen: Observation) -> tuple[Decision,
     """The job is over and the target not reached: again, or stop."""
     if seen.completed_updates is None:
         return _unknown(policy, memory, seen, "the job is over, and the run's record could not be read")
-    after = _with(memory, job=None, stalled=False, ending_for_size=None)
+    after = _with(memory, job=None, stalled=False, ending_for_size=None, stop_was_asked=False)
     if memory.ending_for_size is not None:
         after = _with(after, size=memory.ending_for_size, resized_at=seen.at, not_before=seen.at)
         return Decision("wait", "the job has ended; the next one has another size"), after
+    if memory.stop_was_asked and seen.job in ("preempted", "deleted"):
+        return Decision("wait", "stopped by you; it goes on at once"), _with(after, not_before=seen.at)
     if _may_grow(policy, memory, seen.at):
         after = _with(after, size=0, resized_at=seen.at)
     progress = (memory.completed_updates or 0) > memory.completed_at_submit
