@@ -1,14 +1,18 @@
 """A submission that cannot be the run that was meant is refused or noted before anything is submitted."""
 
+import json
 import os
 
 import pytest
+from fake_cluster import World
 from typer.testing import CliRunner
 
 from ectype.cli import launch
 from ectype.errors import EctypeError
 from ectype.launch.command import Training
 from ectype.launch.submission import check_inputs, check_storage, check_volumes
+from ectype.run.checkpoints import description_file
+from ectype.run.paths import RunFolder
 
 XPK = ("--name", "s", "--base", "gs://b/runs", "--mount", "gs://b=/mnt/b", "--cluster", "c", "--project", "p")
 XPK += ("--zone", "us-central1-a", "--device-type", "tpu7x-512", "--image", "i", "--dry-run")
@@ -40,6 +44,33 @@ def test_no_index_is_refused_and_no_weights_are_noted_by_every_backend(ectype, v
     storage = ("--storage", "runs") if verb == "xpk" else ()
     whole = ectype(*VERBS[verb], "--index", "/mnt/runs/i.json", "--weights", "/mnt/runs/w", *storage)
     assert (whole.exit_code, whole.stderr) == (0, "")
+
+
+def finished(run, step):
+    file = description_file(RunFolder(run).checkpoint(step))
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"step": step}))
+
+
+@pytest.mark.parametrize("backend", ["local", "slurm"])
+def test_a_run_that_has_reached_its_target_is_not_submitted(ectype, tmp_path, backend):
+    finished(tmp_path / "runs/calm", 40)
+    asked = (backend, "submit", "toy-calm", "--run", "runs/calm", "--placement", "cpu-one", "--target-steps")
+    done = ectype(*asked, "40")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == "runs/calm is already done: 40 updates are recorded; nothing is submitted\n"
+    assert json.loads(ectype(*asked, "40", "--json").stdout) == {"job": None, "run": "runs/calm", "done": True}
+    assert not list(tmp_path.glob("**/*.sbatch")) + list(tmp_path.glob("**/jobs"))
+
+
+def test_a_finished_run_in_a_bucket_is_not_submitted(ectype, tmp_path, monkeypatch):
+    world = World(tmp_path / "world", monkeypatch, "gs://b/runs/s")
+    world.run(500)
+    inputs = ("--index", "/mnt/b/i.json", "--weights", "/mnt/b/w", "--storage", "b")
+    done = ectype("xpk", "submit", "olmo3-7b-stage1", *XPK[:-1], *inputs, "--target-steps", "500")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "gs://b/runs/s is already done" in done.stdout
+    assert world.calls("xpk") == []
 
 
 def test_a_recipe_with_inputs_of_its_own_has_nothing_to_note():

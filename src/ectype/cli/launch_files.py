@@ -62,6 +62,7 @@ def slurm_submit(given: dict[str, Any]) -> None:
     from dataclasses import replace
 
     from ectype.launch.command import check_environment
+    from ectype.launch.run_record import read_run
     from ectype.launch.slurm import SlurmJob, slurm_script
     from ectype.launch.submission import check_inputs
 
@@ -76,6 +77,10 @@ def slurm_submit(given: dict[str, Any]) -> None:
     path = given["script"] or Path(f"{job.name}.sbatch")
     if given["dry_run"]:
         print(text, end="")
+        return
+    completed = read_run(given["run"]).completed_updates  # where this machine sees the folder
+    if training.until is not None and (completed or 0) >= training.until:
+        options.already_done(training.run, training.until, given["json_output"])
         return
     record = _write_and_submit(path, text, given["submit"])
     words = record.get("answer") or f"{path} is written; submit it with sbatch {path}"

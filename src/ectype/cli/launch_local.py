@@ -43,7 +43,9 @@ def submit(given: dict[str, Any]) -> None:
         options.show_commands(what.backend, f"{what.name}-1")
         return
     given["run"].parent.mkdir(parents=True, exist_ok=True)
-    job = submit_once(what)
+    if (job := submit_once(what)) is None:
+        options.already_done(what.run, what.target_updates, given["json_output"])
+        return
     record = {"job": job, "folder": str(what.state.jobs / job)}
     emit(record, given["json_output"], lambda: print(f"{job} runs; its logs are in {record['folder']}"))
 

@@ -179,6 +179,12 @@ def training_of(given: dict[str, Any], run: str, until: int | None) -> "Training
     return Training(run=run, until=until, **plain, **lists)
 
 
+def already_done(run: str, target: int, json_output: bool) -> None:
+    """Say that a run has reached its target, so that nothing was submitted."""
+    words = f"{run} is already done: {target} updates are recorded; nothing is submitted"
+    emit({"job": None, "run": run, "done": True}, json_output, lambda: print(words))
+
+
 def note(notes: list[str]) -> None:
     """Print what a submission may not mean, on standard error."""
     for text in notes:

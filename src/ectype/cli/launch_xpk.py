@@ -90,7 +90,9 @@ def submit(given: dict[str, Any]) -> None:
     if given["dry_run"]:
         options.show_commands(what.backend, f"{what.name}-1")
         return
-    job = submit_once(what)
+    if (job := submit_once(what)) is None:
+        options.already_done(what.run, what.target_updates, given["json_output"])
+        return
     record = {"job": job, "run": what.run, "state": str(what.state.path)}
     emit(record, given["json_output"], lambda: print(f"{job} is submitted; it writes {what.run}"))
 

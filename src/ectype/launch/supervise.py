@@ -118,8 +118,10 @@ def request_stop(state: StateFolder, backend: Backend) -> str:
     return f"{memory.job} could not be asked to end: {fault}" if fault else f"{memory.job} was asked to save and end"
 
 
-def submit_once(what: Supervised) -> str:
+def submit_once(what: Supervised) -> str | None:
     """Submit one job without supervision, remembered so that `resume-until-done` takes it up; its name.
+
+    None, and nothing is submitted, where the run has reached its target already.
 
     Raises:
         EctypeError: a supervisor has the run, a job is under way, or the submission failed.
@@ -140,6 +142,8 @@ def submit_once(what: Supervised) -> str:
                 f"{what.run} can't be read: {reading.why}", "a run folder, or a place for a new one",
                 "check the path, the mount and the credentials",
             )  # fmt: skip
+        if completed >= what.target_updates:
+            return None
         memory = memory.model_copy(
             update={
                 "attempt": memory.attempt + 1, "completed_at_submit": completed, "job_was_listed": False,
