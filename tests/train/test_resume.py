@@ -199,8 +199,10 @@ def test_other_step_0_weights_are_refused_once_they_are_no_longer_read(tmp_path)
     """The run would go on from its checkpoint, and its record would name weights that it never saw."""
     run = tmp_path / "run"
     train(run, until=2)
-    with pytest.raises(EctypeError, match=r"inputs\.weights: stored None, asked 'elsewhere/step0'"):
+    with pytest.raises(EctypeError, match=r"inputs\.weights: stored None, asked 'elsewhere/step0'") as caught:
         train(run, "inputs.weights=elsewhere/step0", until=3)
+    assert "another recipe" not in str(caught.value)
+    assert f"`ectype train {run}/recipe.yaml --run {run}` resumes" in str(caught.value)
     assert train(run, "inputs.weights=elsewhere/step0", until=3, allowed=["inputs"]).step == 3
     assert "weights: elsewhere/step0" in (run / "recipe.yaml").read_text()
 

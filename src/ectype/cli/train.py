@@ -63,7 +63,7 @@ def train(
     if weights is not None:
         given |= {"weights": weights, "padded_rows": padded_rows}
     choices = {"keep": keep or [], "reset": reset or []}
-    spec = _recipe(recipe, overrides or [], choices, remap or [], source, given)
+    spec = _recipe(recipe, run, overrides or [], choices, remap or [], source, given)
     where = load_placement(placement, placement_overrides or ())
     # The numerical libraries take seconds to load: only for what was read without an error.
     from ectype.train.distributed import join
@@ -106,13 +106,17 @@ def _report(run: Path, duration_steps: int, result: Any, json_output: bool) -> N
 
 
 def _recipe(
-    name: str, overrides: list[str], choices: dict[str, list[str]], remap: list[str], source: str | None,
+    name: str, run: Path, overrides: list[str], choices: dict[str, list[str]], remap: list[str], source: str | None,
     given: dict[str, str | None],
 ) -> Any:  # fmt: skip
-    """The recipe with what the command line says of its inputs, and of what it takes over."""
+    """The recipe with what the command line says of its inputs, and of what it takes over.
+
+    Inputs that it does not name are those of the run that is resumed, else the recipe's.
+    """
     from ectype.errors import EctypeError
     from ectype.recipe.load import load_recipe, with_inputs
     from ectype.recipe.spec import HandOver
+    from ectype.run.manifest import with_stored_inputs
 
     parts = [(choice, part.replace("-", "_")) for choice, chosen in choices.items() for part in chosen]
     known = set(HandOver.model_fields) - {"source_step"}
@@ -127,7 +131,20 @@ def _recipe(
         given = {"weights": None, "padded_rows": None, **given, "source": source}
         if spec.hand_over is None:
             spec = spec.model_copy(update={"hand_over": HandOver()})
+    spec = with_stored_inputs(spec, run, {*given, *_inputs_named(name, overrides, spec)})
     return with_inputs(spec, remap=remap, **given)
+
+
+def _inputs_named(name: str, overrides: list[str], spec: Any) -> set[str]:
+    """Fields of `inputs` that an override names, or a recipe file of the user's own."""
+    from ectype.recipe.load import shipped
+    from ectype.recipe.spec import Inputs
+
+    keys = [override.partition("=")[0] for override in overrides]
+    if "inputs" in keys:
+        return set(Inputs.model_fields)
+    named = {key.removeprefix("inputs.") for key in keys if key.startswith("inputs.")}
+    return named if name in shipped("recipe") else named | spec.inputs.model_dump(exclude_defaults=True).keys()
 
 
 def _show_hand_over(record: Any, spec: Any) -> None:

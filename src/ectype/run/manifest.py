@@ -1,6 +1,6 @@
 """What a run is: the recipe that its folder stores, and `run.json`."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -107,6 +107,28 @@ def load_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
                 "undo the change, or restore the file from a copy; a run never changes its recipe afterwards",
             )  # fmt: skip
     return load_recipe(str(run.recipe), overrides) if overrides else recipe
+
+
+def with_stored_inputs(recipe: Recipe, run_dir: Path, given: Collection[str]) -> Recipe:
+    """For a run that was begun: `recipe` with the run's own inputs in place of those that nobody gave.
+
+    Where the weights and the index lie is no part of a recipe's meaning, so that a shipped recipe's defaults must not
+    stand against what the run was begun with.
+
+    Args:
+        given: fields of `inputs` that the user named.
+
+    Raises:
+        EctypeError: as `load_run_recipe`.
+    """
+    if not RunFolder(run_dir).manifest.is_file():
+        return recipe
+    kept = set(given)
+    if recipe.hand_over is None:
+        # Without a hand-over a source is refused; that the run has one is told as a difference of recipes.
+        kept.add("source")
+    stored = load_run_recipe(run_dir).inputs.model_dump(exclude=kept)
+    return recipe.model_copy(update={"inputs": recipe.inputs.model_copy(update=stored)})
 
 
 def first_step(run_dir: Path) -> int:

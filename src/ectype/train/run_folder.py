@@ -178,23 +178,39 @@ def _refuse_unknown(allowed: Sequence[str]) -> None:
 
 
 def _check_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str]) -> None:
-    stored = load_run_recipe(run_dir)
-    different = recipe_differences(stored, recipe)
-    if finished_steps(run_dir):
-        # Step-0 weights are no longer read; a record of others than those that the run began from would be untrue.
-        pairs = {name: (getattr(stored.inputs, name), getattr(recipe.inputs, name)) for name in _STEP_0_INPUTS}
-        different |= {f"inputs.{name}": pair for name, pair in pairs.items() if pair[0] != pair[1]}
-    unnamed = {
+    stored, own = load_run_recipe(run_dir), RunFolder(run_dir).recipe
+    resumes = f"`ectype train {own} --run {run_dir}` resumes the run as it is"
+    changed = _unnamed(recipe_differences(stored, recipe), allowed)
+    if changed:
+        raise EctypeError(
+            f"{run_dir} was made under another recipe: {_stored_and_asked(changed)}",
+            "the recipe that the run began with",
+            f"{resumes}; or take another --run folder, or name each change with --allow-change FIELD",
+        )
+    if not finished_steps(run_dir):
+        return
+    # Step-0 weights are no longer read; a record of others than those that the run began from would be untrue.
+    pairs = {f"inputs.{name}": (getattr(stored.inputs, name), getattr(recipe.inputs, name)) for name in _STEP_0_INPUTS}
+    moved = _unnamed({name: pair for name, pair in pairs.items() if pair[0] != pair[1]}, allowed)
+    if moved:
+        raise EctypeError(
+            f"the recipe is that of {run_dir}, but not the step-0 weights' path: {_stored_and_asked(moved)}",
+            "the path that the run began with, or none: it goes on from a checkpoint, and does not read them again",
+            f"{resumes}; or record the new path with --allow-change inputs",
+        )
+
+
+def _unnamed(different: dict[str, tuple[Any, Any]], allowed: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+    """Differences that `allowed` does not name, by field or by section."""
+    return {
         key: pair
         for key, pair in different.items()
         if "*" not in allowed and not any(key == name or key.startswith(f"{name}.") for name in allowed)
     }
-    if unnamed:
-        lines = "; ".join(f"{key}: stored {old!r}, asked {new!r}" for key, (old, new) in unnamed.items())
-        raise EctypeError(
-            f"{run_dir} was made under another recipe: {lines}", "the recipe that the run began with",
-            "use that recipe, another --run folder, or name each change with --allow-change FIELD",
-        )  # fmt: skip
+
+
+def _stored_and_asked(different: dict[str, tuple[Any, Any]]) -> str:
+    return "; ".join(f"{key}: stored {old!r}, asked {new!r}" for key, (old, new) in different.items())
 
 
 def _check_same(run_dir: Path, what: str, stored: Any, asked: Any) -> None:
