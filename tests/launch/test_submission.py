@@ -21,7 +21,7 @@ MANIFEST += ("my-runs=/mnt/runs",)
 VERBS = {
     "xpk": ("xpk", "submit", "olmo3-7b-stage1", *XPK),
     "manifest": ("manifest", "olmo3-7b-stage1", *MANIFEST),
-    "slurm": ("slurm", "submit", "olmo3-7b-stage1", "--run", "/shared/s", "--nodes", "8", "--dry-run"),
+    "slurm": ("slurm", "submit", "olmo3-7b-stage1", "--run", "/shared/s", "--gpus-per-node", "8", "--dry-run"),
 }
 
 
@@ -44,6 +44,19 @@ def test_no_index_is_refused_and_no_weights_are_noted_by_every_backend(ectype, v
     storage = ("--storage", "runs") if verb == "xpk" else ()
     whole = ectype(*VERBS[verb], "--index", "/mnt/runs/i.json", "--weights", "/mnt/runs/w", *storage)
     assert (whole.exit_code, whole.stderr) == (0, "")
+
+
+def test_slurm_knows_how_many_gpus_a_node_has_and_refuses_more_than_the_batch_feeds(ectype):
+    asked = ("slurm", "submit", "toy-calm", "--run", "/shared/calm", "--dry-run")
+    assert "no --gpus-per-node, and placement gpu-8xh100 is for GPUs" in ectype(*asked).stderr
+    done = ectype(*asked, "--gpus-per-node", "8")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "#SBATCH --gpus-per-node=8" in done.stdout
+    many = ectype(*asked, "--gpus-per-node", "8", "--nodes", "2")
+    assert (many.exit_code, many.stdout) == (2, "")
+    assert "8 windows a batch over mesh.data x mesh.fsdp = 16" in many.stderr
+    here = ("manifest", "toy-calm", *MANIFEST[:6], "--bucket", "my-runs=/mnt/runs", "--gpus", "8", "--nodes", "2")
+    assert "8 windows a batch over mesh.data x mesh.fsdp = 16" in ectype(*here).stderr
 
 
 def finished(run, step):

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from ectype.launch.manifest import JobSetPlan
 
 slurm_app = typer.Typer(
-    help="Run a recipe under Slurm. Example: ectype launch slurm submit toy-calm --run runs/calm", no_args_is_help=True
-)
-RUN_OPTION = typer.Option("--run", help="Run folder, as the job sees it.")
+    help="Run a recipe under Slurm. Example: ectype launch slurm submit toy-calm --run /shared/calm --gpus-per-node 8",
+    no_args_is_help=True,
+)  # fmt: skip
+RUN_OPTION = typer.Option("--run", help="Run folder on a file system that all nodes share.")
 SCRIPT_OPTION = typer.Option("--script", help="Write the script here. Default: NAME.sbatch.")
 SUBMIT_OPTION = typer.Option("--submit", help="Hand it to sbatch at once.")
 NAME_OPTION = typer.Option("--name", envvar="XPK_RUN_NAME", help="Name of the job. Default: from the run folder.")
@@ -58,13 +59,13 @@ def _slurm_job(
 @verb
 @options.sharing(options.training_inputs, _slurm_job)
 def slurm_submit(given: dict[str, Any]) -> None:
-    """Write a job script, or submit it. Example: ectype launch slurm submit toy-calm --run runs/calm --nodes 2"""
+    """Write a job script. Example: ectype launch slurm submit toy-calm --run /shared/calm --gpus-per-node 8"""
     from dataclasses import replace
 
     from ectype.launch.command import check_environment
     from ectype.launch.run_record import read_run
     from ectype.launch.slurm import SlurmJob, slurm_script
-    from ectype.launch.submission import check_inputs
+    from ectype.launch.submission import check_gpus, check_inputs
 
     asked = ("nodes", "tasks_per_node", "gpus_per_node", "cpus_per_task", "time_limit", "partition", "account")
     job = SlurmJob(
@@ -73,6 +74,7 @@ def slurm_submit(given: dict[str, Any]) -> None:
     )  # fmt: skip
     training = _training(given)
     options.note(check_inputs(training))
+    check_gpus(training, job.nodes, job.gpus_per_node)
     text = slurm_script(job, replace(training, coordinator="auto"))
     path = given["script"] or Path(f"{job.name}.sbatch")
     if given["dry_run"]:
@@ -136,7 +138,7 @@ def manifest(given: dict[str, Any]) -> None:
     """Write a JobSet for Kueue. Example: ectype launch manifest toy-calm --run /mnt/calm --image IMAGE --queue Q ..."""
     from ectype.launch.manifest import jobset, manifest_text
     from ectype.launch.settings import check_in_image, placement_for
-    from ectype.launch.submission import check_inputs, check_volumes
+    from ectype.launch.submission import check_gpus, check_inputs, check_volumes
 
     if given["placement"] is None:
         slices = (given["device_type"] or "", given["num_slices"])
@@ -145,6 +147,8 @@ def manifest(given: dict[str, Any]) -> None:
     plan, training, out = _plan(given), _training(given), given["out"]
     mounted = [path for _, path in plan.buckets + plan.claims]
     options.note([*check_inputs(training), *check_volumes(training, mounted)])
+    if given["gpus"]:
+        check_gpus(training, given["nodes"], given["gpus"])
     text = manifest_text(plan, training)
     if out is not None:
         from ectype.artifacts import write_bytes_atomic

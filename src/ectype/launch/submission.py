@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ectype.errors import EctypeError
 from ectype.launch.command import Training
 from ectype.launch.settings import only_in_job
-from ectype.recipe.load import load_recipe
+from ectype.recipe.load import load_placement, load_recipe
 
 
 def check_inputs(training: Training, *, begun: bool = False) -> list[str]:
@@ -63,6 +63,34 @@ def check_storage(storages: Sequence[str], run: str) -> list[str]:
         f"no --storage: unless xpk mounts one by itself, {run} is on the pod's own disk, which goes with the pod; "
         "`xpk storage list` names them"
     ]
+
+
+def check_gpus(training: Training, nodes: int, gpus_per_node: int | None) -> None:
+    """Refuse GPUs over which model or batch can't be split; files that only the job has are not looked at.
+
+    Raises:
+        EctypeError: that, or a placement for GPUs of which no count is given.
+    """
+    if only_in_job(training.placement):
+        return
+    placement = load_placement(training.placement, training.placement_overrides)
+    if placement.platform != "gpu":
+        return
+    if gpus_per_node is None:
+        raise EctypeError(
+            f"no --gpus-per-node, and placement {placement.name} is for GPUs", "how many each node has",
+            "give --gpus-per-node, as --gpus-per-node 8",
+        )  # fmt: skip
+    if only_in_job(training.recipe):
+        return
+    # The numerical libraries take seconds to load, and no other check needs them.
+    from jax.sharding import AbstractMesh
+
+    from ectype.train.sharding import check_fit, mesh_sizes
+
+    sizes = mesh_sizes(placement, nodes * gpus_per_node)
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    check_fit(load_recipe(training.recipe, training.overrides), mesh, placement)
 
 
 def _within(path: str, folders: Sequence[str]) -> bool:
