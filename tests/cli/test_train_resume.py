@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ectype.artifacts import write_bytes_atomic
-from ectype.cli.train import _recipe
+from ectype.cli.train import resolved_recipe
 from ectype.recipe.load import load_placement, load_recipe, recipe_hash, to_yaml
 from ectype.recipe.spec import Inputs, Recipe
 from ectype.run.manifest import Environment, Manifest, write_manifest
@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def _asked(run: Path, *overrides: str, name: str = "toy-calm", **given: str | None) -> Recipe:
-    return _recipe(name, run, list(overrides), {"keep": [], "reset": []}, [], None, given)
+    return resolved_recipe(name, run, list(overrides), {"keep": [], "reset": []}, [], None, given)
 
 
 def test_inputs_that_were_not_named_are_those_that_the_run_stored(run: Path) -> None:

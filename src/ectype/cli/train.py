@@ -63,7 +63,7 @@ def train(
     if weights is not None:
         given |= {"weights": weights, "padded_rows": padded_rows}
     choices = {"keep": keep or [], "reset": reset or []}
-    spec = _recipe(recipe, run, overrides or [], choices, remap or [], source, given)
+    spec = resolved_recipe(recipe, run, overrides or [], choices, remap or [], source, given)
     where = load_placement(placement, placement_overrides or ())
     # The numerical libraries take seconds to load: only for what was read without an error.
     from ectype.train.distributed import join
@@ -105,7 +105,7 @@ def _report(run: Path, duration_steps: int, result: Any, json_output: bool) -> N
     emit(record, json_output, show)
 
 
-def _recipe(
+def resolved_recipe(
     name: str, run: Path, overrides: list[str], choices: dict[str, list[str]], remap: list[str], source: str | None,
     given: dict[str, str | None],
 ) -> Any:  # fmt: skip
