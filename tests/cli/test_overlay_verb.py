@@ -50,6 +50,19 @@ def test_a_run_is_laid_over_an_export(tmp_path: Path) -> None:
     assert float(table[-1]["smoothed_difference"]) == pytest.approx(shift[-20:].mean(), rel=1e-4)
     assert table[0]["band"] == ""
     shown = CliRunner().invoke(app, ["overlay", str(run), str(export)])
-    assert "first at step" in shown.stdout
+    said = " ".join(shown.stdout.split())
+    means = np.convolve(shift, np.ones(20) / 20, "valid")
+    worst = int(np.abs(means).argmax())
+    assert f"the largest difference is {means[worst]:+.3g} nats, of the steps up to {worst + 20}." in said
+    assert f"More than both: first at step {found['first_band_departure_step']}." in said
+    assert f"The mean of the last quarter, 160 steps, differs by {shift[-160:].mean():+.3g} nats" in said
     refused = CliRunner().invoke(app, ["overlay", str(run), str(export), "--loss", "nothing"])
     assert refused.exit_code == 2
+    assert "--loss COLUMN" in refused.stderr
+    assert "in the reference" not in refused.stderr
+    bundled = package_path("package:demo/bundle/log.csv")
+    (tmp_path / "log.csv").write_bytes(bundled.read_bytes())
+    for path in (bundled, tmp_path / "log.csv"):
+        by_reference = CliRunner().invoke(app, ["overlay", str(run), str(path), "--json"])
+        assert by_reference.exit_code == 0, by_reference.output
+        assert json.loads(by_reference.stdout)["mean_last_quarter"] == pytest.approx(found["mean_last_quarter"])

@@ -62,8 +62,10 @@ def test_what_is_wrong_is_named(folder: Path, change: dict[str, Any], message: s
 
 
 def test_a_folder_without_the_file_is_no_reference(tmp_path: Path) -> None:
-    with pytest.raises(EctypeError, match=r"reference\.json"):
-        load_reference(tmp_path)
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(EctypeError, match="no file") as refused:
+            load_reference(path)
+        assert refused.value.expected == "a folder that holds reference.json, or package:demo/bundle"
 
 
 def test_an_exported_log_is_read_whatever_its_gaps_and_words(tmp_path: Path) -> None:

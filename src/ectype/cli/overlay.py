@@ -1,15 +1,22 @@
 """`ectype overlay`: a run's training loss over that of a CSV file."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ectype.cli.output import JSON_OPTION, console, emit, number, verb
 
+if TYPE_CHECKING:
+    from ectype.compare.log_overlay import LaidOver
+
 LOG_ARGUMENT = typer.Argument(metavar="LOG", help="The reference's log, a CSV file; an export of W&B will do.")
-STEP_OPTION = typer.Option("--step", help="Its column of steps.")
-LOSS_OPTION = typer.Option("--loss", help="Its column of the loss; W&B's `RUN - ` before it may be left out.")
+STEP_OPTION = typer.Option("--step", help="Its column of steps. Default: the reference's, else step.")
+LOSS_OPTION = typer.Option(
+    "--loss",
+    metavar="COLUMN",
+    help="Its column of the loss, W&B's `RUN - ` left out. Default: the reference's, else train/CE loss.",
+)
 OUT_OPTION = typer.Option("--out", help="Also write both curves, their difference, its mean and its band to this CSV.")
 
 
@@ -17,8 +24,8 @@ OUT_OPTION = typer.Option("--out", help="Also write both curves, their differenc
 def overlay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
     log: Annotated[Path, LOG_ARGUMENT],
-    step: Annotated[str, STEP_OPTION] = "step",
-    loss: Annotated[str, LOSS_OPTION] = "train/CE loss",
+    step: Annotated[str | None, STEP_OPTION] = None,
+    loss: Annotated[str | None, LOSS_OPTION] = None,
     out: Annotated[Path | None, OUT_OPTION] = None,
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
@@ -31,27 +38,48 @@ def overlay(
     from dataclasses import asdict
 
     from ectype.compare.log_overlay import overlay_on_csv, write_curves
-    from ectype.recipe.reference import Log
 
-    laid = overlay_on_csv(run, Log(path=log, step=step, loss=loss))
+    laid = overlay_on_csv(run, log, step, loss)
     if out is not None:
         write_curves(out, laid)
     facts = laid.facts
 
     def show() -> None:
-        print_to = console()
-        departures = {
-            f"one step by more than {facts.raw_threshold:g}": facts.first_raw_departure_step,
-            f"the mean of {facts.smoothing_steps} by more than noise": facts.first_band_departure_step,
-        }
-        print_to.print(f"{facts.steps_compared:,} steps compared, {facts.aggregated_rows:,} rows of means left out")
-        print_to.print(f"largest difference {number(facts.largest, '+.3g')} nats, at step {facts.largest_step:,}")
-        print_to.print(f"mean of the last quarter {number(facts.mean_last_quarter, '+.3g')} nats")
-        if facts.band is not None:
-            print_to.print(f"noise keeps the mean of {facts.smoothing_steps} steps within {facts.band:.3g} nats")
-        for what, first in departures.items():
-            print_to.print(f"{what}: {'never' if first is None else f'first at step {first:,}'}")
+        for line in _sentences(laid):
+            console().print(line)
         if facts.warning:
-            print_to.print(f"[yellow]Warning: {facts.warning}[/]")
+            console().print(f"[yellow]Warning: {facts.warning}[/]")
 
     emit(asdict(facts), json_output, show)
+
+
+def _sentences(laid: "LaidOver") -> list[str]:
+    """What was compared with what, and what came of it."""
+    facts = laid.facts
+    left_out = f"; {facts.aggregated_rows:,} rows of the log are means, left out" if facts.aggregated_rows else ""
+    said = [
+        f"{facts.steps_compared:,} steps are compared, run less log{left_out}.",
+        f"Single steps: the largest difference is {number(facts.largest, '+.3g')} nats, at step {facts.largest_step:,}."
+        f" More than the tolerance of {facts.raw_threshold:.3g} nats: {_when(facts.first_raw_departure_step)}.",
+    ]
+    width, tolerance = facts.smoothing_steps, max(facts.raw_threshold, facts.smoothed_threshold or 0.0)
+    if not len(laid.band.steps):
+        said.append(f"There is no mean of {width} steps, since fewer are compared.")
+    else:
+        worst = int(abs(laid.band.smoothed).argmax())
+        said.append(
+            f"Means of {width} steps: the largest difference is {number(facts.largest_smoothed, '+.3g')} nats, of the "
+            f"steps up to {laid.band.steps[worst]:,}. The noise of single steps allows "
+            f"{laid.band.half_width[worst]:.3g} nats there, and the tolerance is {tolerance:.3g} nats. "
+            f"More than both: {_when(facts.first_band_departure_step)}."
+        )
+    quarter = max(1, facts.steps_compared // 4)
+    said.append(
+        f"The mean of the last quarter, {quarter:,} steps, differs by {number(facts.mean_last_quarter, '+.3g')} nats; "
+        "it is compared with no band."
+    )
+    return said
+
+
+def _when(step: int | None) -> str:
+    return "never" if step is None else f"first at step {step:,}"

@@ -16,7 +16,8 @@ from ectype.compare.tolerances import load_floors
 from ectype.compare.trajectory import Differences, difference
 from ectype.errors import EctypeError
 from ectype.evaluate.record import read_evaluations
-from ectype.recipe.reference import Log, TrainingLog, read_training_log
+from ectype.recipe.reference import Log, TrainingLog, load_reference, read_training_log
+from ectype.recipe.spec import Recipe
 from ectype.run.manifest import first_step, load_run_recipe
 from ectype.run.metrics import read_metrics
 from ectype.run.paths import RunFolder
@@ -32,17 +33,29 @@ class LaidOver:
     band: Band
 
 
-def overlay_on_csv(run_dir: Path, log: Log) -> LaidOver:
+_WANDB_LOSS = "train/CE loss"
+"""OLMo-core's name of the training loss at W&B."""
+_COLUMNS_MEND = "name its columns: --loss COLUMN, and --step COLUMN"
+
+
+def overlay_on_csv(run_dir: Path, path: Path, step: str | None = None, loss: str | None = None) -> LaidOver:
     """Compare a run's training loss with a CSV file's.
 
     The threshold of the trailing mean is that of the run's verdict where there is one, and the held-out difference that
     of its last evaluated landmark.
 
+    Args:
+        path: the log.
+        step, loss: its columns; None: as the run's reference names them where the log is the reference's or has such a
+            column, else `step` and W&B's name of the loss.
+
     Raises:
         EctypeError: no run folder, a log that can't be read, or no step in common.
     """
     recipe, run, first = load_run_recipe(run_dir), RunFolder(run_dir), first_step(run_dir)
-    reference = read_training_log(log)
+    known = _known_columns(recipe, path)
+    log = Log(path=path, step=step or known.step, loss=loss or known.loss)
+    reference = read_training_log(log, _COLUMNS_MEND)
     differences = difference(read_metrics(run_dir), reference, recipe.duration_steps, first)
     evaluations = {step: found for step, found in read_evaluations(run_dir).items() if step > first}
     stored = read_verdict(run_dir).overlay if run.verdict.is_file() else None
@@ -57,6 +70,23 @@ def overlay_on_csv(run_dir: Path, log: Log) -> LaidOver:
             f"{log.path} and {run.metrics} share no step", "a log of the same steps, counted from 1", "check --step"
         )
     return LaidOver(found, reference, differences, deviation_band(differences, run_steps))
+
+
+def _known_columns(recipe: Recipe, path: Path) -> Log:
+    """The log at `path` with the column names that nobody gave."""
+    usual = Log(path=path, loss=_WANDB_LOSS)
+    try:
+        theirs = None if recipe.inputs.reference is None else load_reference(recipe.inputs.reference).log
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            header = next(csv.reader(stream), [])
+    except (EctypeError, OSError, UnicodeDecodeError, csv.Error):
+        # A log that can't be read is told of where it is read; a reference that is gone is no matter here.
+        return usual
+    if theirs is None or usual.loss in header:
+        return usual
+    if path.resolve() == theirs.path.resolve() or theirs.loss in header:
+        return theirs
+    return usual
 
 
 def write_curves(path: Path, laid: LaidOver) -> None:

@@ -104,6 +104,10 @@ def load_reference(path: str | Path) -> Reference:
     """
     location = package_path(str(path))
     file = location / _FILE_NAME if location.is_dir() else location
+    if not file.is_file():
+        raise EctypeError(
+            f"reference: no file {file}", f"a folder that holds {_FILE_NAME}, or package:demo/bundle", "check the path"
+        )
     reference = parse(Reference, read_json(file, "reference"), f"reference {file}", mend=_MEND)
     resolved = Reference.model_validate(rooted(reference.model_dump(), file.parent))
     absent = [str(named) for named in _paths(resolved.model_dump()) if not named.exists()]
@@ -134,11 +138,17 @@ def _paths(value: Any) -> list[Path]:
     return [value] if isinstance(value, Path) else []
 
 
-def read_training_log(log: Log) -> TrainingLog:
+COLUMNS_MEND = "correct the column names under `log` in the reference"
+
+
+def read_training_log(log: Log, mend: str = COLUMNS_MEND) -> TrainingLog:
     """Read the per-step series of a reference; of rows with one step number the last counts.
 
     A column may stand in the file under its name in other capitals, or behind the name of a run (`run - name`), as W&B
     exports it. A row whose `__MIN` and `__MAX` differ is the mean of several steps or runs, and is left out.
+
+    Args:
+        mend: what to do about a column that is not there.
 
     Raises:
         EctypeError: a named column is absent or stands there for several runs, a step is no whole number, or the file
@@ -149,7 +159,7 @@ def read_training_log(log: Log) -> TrainingLog:
         with log.path.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.DictReader(stream)
             header = reader.fieldnames or []
-            columns = {name: _column(log.path, wanted, header) for name, wanted in named.items()}
+            columns = {name: _column(log.path, wanted, header, mend) for name, wanted in named.items()}
             rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise EctypeError(f"log {log.path}: {error}", "a readable CSV file", "check the path") from None
@@ -167,7 +177,7 @@ def read_training_log(log: Log) -> TrainingLog:
     return TrainingLog(steps=np.array(steps, np.int64), aggregated_rows=len(rows) - len(single), **series)
 
 
-def _column(path: Path, wanted: str, header: Sequence[str]) -> str:
+def _column(path: Path, wanted: str, header: Sequence[str], mend: str) -> str:
     """The column of the file that `wanted` means."""
     if wanted in header:
         return wanted
@@ -176,10 +186,7 @@ def _column(path: Path, wanted: str, header: Sequence[str]) -> str:
     if len(alike) == 1:
         return alike[0]
     found = f"has {len(alike)} columns for {wanted!r}: {', '.join(alike)}" if alike else f"has no column {wanted!r}"
-    raise EctypeError(
-        f"log {path} {found}", f"one of its columns: {', '.join(plain)}",
-        "correct the column names under `log` in the reference",
-    )  # fmt: skip
+    raise EctypeError(f"log {path} {found}", f"one of its columns: {', '.join(plain)}", mend)
 
 
 def _is_aggregated(row: Mapping[str, str | None], loss: str) -> bool:
