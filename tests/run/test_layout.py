@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ectype.errors import EctypeError
 from ectype.run.paths import RunFolder
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "ectype"
@@ -42,3 +43,17 @@ def test_the_layout_is_the_documented_one() -> None:
     assert run.process_ledger(3) == Path("RUN/ledger/process-00003.ledger")
     assert run.heartbeat(3) == Path("RUN/heartbeats/process-00003.json")
     assert run.twin(2).against_run(80) == Path("RUN/twins/2/against-run/step-00000080.json")
+
+
+def test_the_folder_above_a_run_names_the_run_within(tmp_path: Path) -> None:
+    """`ectype demo --out runs/demo` puts its run into runs/demo/run."""
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    run.recipe.write_text("")
+    with pytest.raises(EctypeError, match="did you mean") as refused:
+        RunFolder(tmp_path).require()
+    assert f"did you mean {run.path}?" in str(refused.value)
+    run.recipe.unlink()
+    with pytest.raises(EctypeError, match=r"holds no recipe\.yaml") as refused:
+        RunFolder(tmp_path).require()
+    assert "did you mean" not in str(refused.value)

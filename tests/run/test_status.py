@@ -198,6 +198,7 @@ def test_following_looks_again_until_then(run, tmp_path):
 def test_what_is_no_run_and_options_that_do_not_fit_are_refused(run, tmp_path):
     for words, said in (
         ((tmp_path,), "holds no recipe.yaml"),
+        ((tmp_path / "absent",), f"no folder {tmp_path}/absent"),
         ((run.path, "--json", "--prometheus"), "one of them"),
         ((run.path, "--textfile", tmp_path / "a.txt"), "ends in .prom"),
     ):

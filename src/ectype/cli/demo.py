@@ -15,7 +15,7 @@ def demo(
 ) -> int:
     """Reproduce the bundled OLMo-core run and judge it.
 
-    From its step-0 weights to a verdict and a report: the whole walk, in a few minutes on two cores. Exit codes are
+    From its step-0 weights to a verdict and a report: the whole walk, in about 3 minutes of CPU. Exit codes are
     those of `ectype compare`. Stopped, the same command goes on. Example: ectype demo --out runs/demo
     """
     import sys
@@ -25,7 +25,8 @@ def demo(
     def say(line: str) -> None:
         print(line, file=sys.stderr)
 
-    say(f"Reproducing a small run of OLMo-core in {out}: a few minutes. Stopped, the same command goes on.")
+    say(f"Reproducing a small run of OLMo-core in {out}: about 3 minutes of CPU, longer on a busy machine.")
+    say("Stopped, the same command goes on.")
     with ProgressBar() as progress:
         ended = run_demo(out, say=say, progress=progress)
     verdict = ended.verdict
@@ -39,6 +40,7 @@ def demo(
 
     def show() -> None:
         print(f"\n{verdict.answer}: {verdict.reason}\nreport: {ended.report}")
+        print(f"how the run went: ectype status {ended.run_dir}")
 
     emit(result, json_output, show)
     return verdict.exit_code

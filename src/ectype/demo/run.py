@@ -25,6 +25,7 @@ from ectype.recipe.load import load_placement, load_recipe, with_inputs
 from ectype.recipe.reference import load_reference
 from ectype.recipe.spec import Recipe
 from ectype.report.build import write_report
+from ectype.run.paths import DEMO_RUN_NAME
 from ectype.train.loop import train_run
 from ectype.train.sharding import prepare_devices
 from ectype.weights.hf_import import import_weights
@@ -63,7 +64,7 @@ def run_demo(
     shipped, placement = recipe or load_recipe(RECIPE), load_placement(PLACEMENT)
     prepare_devices(placement)
     reference = load_reference(str(shipped.inputs.reference))
-    run_dir = out / "run"
+    run_dir = out / DEMO_RUN_NAME
     with _stage(say) as done:
         weights = _import(shipped, out / "weights" / "step-0", progress)
         done(f"imported step-0 weights of {reference.name} ({reference.framework})")

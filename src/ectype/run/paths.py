@@ -7,6 +7,8 @@ from ectype.errors import EctypeError
 from ectype.recipe.held_out_sets import plain_set_name
 
 LOCK_NAME = ".lock"
+DEMO_RUN_NAME = "run"
+"""Of the run folder within the folder of `ectype demo`."""
 
 
 @dataclass(frozen=True)
@@ -185,10 +187,14 @@ class RunFolder:
         Raises:
             EctypeError: it holds no recipe.
         """
-        if not self.recipe.is_file():
-            raise EctypeError(
-                f"{self.path} holds no {self.recipe.name}", "a run folder", "give the folder of `ectype train --run`"
-            )
+        if self.recipe.is_file():
+            return
+        expected = f"a run folder, with its {self.recipe.name}"
+        if not self.path.is_dir():
+            raise EctypeError(f"no folder {self.path}", expected, "give the folder of `ectype train --run`")
+        below = RunFolder(self.path / DEMO_RUN_NAME)
+        mend = f"did you mean {below.path}?" if below.recipe.is_file() else "give the folder of `ectype train --run`"
+        raise EctypeError(f"{self.path} holds no {self.recipe.name}", expected, mend)
 
 
 def _landmark_name(step: int) -> str:
