@@ -3,7 +3,7 @@
 This file reads and writes; what is computed lies in the other files of this folder.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,7 @@ from ectype.evaluate.record import Evaluation
 from ectype.recipe.load import recipe_hash
 from ectype.recipe.reference import Log, Reference, read_training_log
 from ectype.recipe.spec import Recipe
+from ectype.run.checkpoints import finished_steps
 from ectype.run.manifest import first_step, load_run_recipe
 from ectype.run.metrics import read_metrics
 
@@ -68,7 +69,8 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
         consumed = consumed_digests(run_dir, recipe.data.global_batch_windows)
         wanted = reference_digests(reference)
         criteria.append(data_identity(consumed, wanted, recipe.duration_steps, grounds.first_step))
-    verdict = decide(criteria, due, grounds.first_step)
+    missing = tuple(step for step in due if step not in evaluations.current)
+    verdict = decide(criteria, due, grounds.first_step, next_action(run_dir, missing))
     record = VerdictRecord(
         verdict=verdict.answer,
         reason=verdict.reason,
@@ -81,7 +83,7 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
             due=due,
             evaluated=tuple(sorted(evaluations.current)),
             stale=evaluations.stale,
-            missing=tuple(step for step in due if step not in evaluations.current),
+            missing=missing,
         ),
         horizon=horizon_record(grounds, noise.source),
         criteria=tuple(criteria),
@@ -92,6 +94,18 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
     )
     write_verdict(run_dir, record)
     return verdict, record
+
+
+def next_action(run_dir: Path, missing: Sequence[int]) -> str:
+    """What would bring the evidence of `missing` landmarks: evaluation where the checkpoint is there, else training."""
+    saved = set(finished_steps(run_dir)).intersection(missing)
+    unsaved = [step for step in missing if step not in saved]
+    words = []
+    if saved:
+        words.append(f"`ectype evaluate {run_dir}` measures landmark {', '.join(map(str, sorted(saved)))}")
+    if unsaved:
+        words.append(f"the run has no checkpoint of landmark {', '.join(map(str, unsaved))}: train it further")
+    return "; ".join(words)
 
 
 def _judge_log(

@@ -34,7 +34,9 @@ class Verdict:
         return EXIT_CODES[self.answer]
 
 
-def decide(criteria: Sequence[Criterion], due_landmarks: Sequence[int], first_step: int = 0) -> Verdict:
+def decide(
+    criteria: Sequence[Criterion], due_landmarks: Sequence[int], first_step: int = 0, next_action: str = ""
+) -> Verdict:
     """Judge all criteria together.
 
     One criterion that is clearly broken suffices for `not the same model`. `same model` needs held-out loss, token KL
@@ -45,6 +47,7 @@ def decide(criteria: Sequence[Criterion], due_landmarks: Sequence[int], first_st
         criteria: everything that was judged.
         due_landmarks: landmarks that the recipe names and the reference has.
         first_step: that the run counts on from; a landmark there speaks of what it took over alone.
+        next_action: what would bring the evidence of landmarks that lack it, in words.
     """
     broken = [criterion for criterion in criteria if criterion.outcome is Outcome.BROKEN]
     if broken:
@@ -53,7 +56,8 @@ def decide(criteria: Sequence[Criterion], due_landmarks: Sequence[int], first_st
     missing = [step for step in due_landmarks if any((name, step) not in present for name in _NEEDED_AT_EACH_LANDMARK)]
     if missing or not any(step > first_step for step in due_landmarks):
         steps = ", ".join(map(str, missing)) or f"after step {first_step}"
-        return Verdict(UNDECIDED, (), f"no held-out evidence at landmark {steps}; training loss alone proves nothing")
+        reason = f"no held-out evidence at landmark {steps}; training loss alone proves nothing"
+        return Verdict(UNDECIDED, (), f"{reason}; {next_action}" if next_action else reason)
     unclear = [criterion for criterion in criteria if criterion.outcome is not Outcome.HOLDS]
     if unclear:
         reason, needed = _counted(unclear, "is unclear", "are unclear"), _tokens_needed(unclear)
