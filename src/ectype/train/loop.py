@@ -160,7 +160,6 @@ def _open_job(
     prepare_devices(placement)
     mesh = make_mesh(placement)
     check_fit(recipe, mesh, placement)
-    check_memory(recipe, placement)
     if recipe.inputs.index is None:
         raise EctypeError("the recipe names no index", "inputs.index", "give --index FILE")
     first = jax.process_index() == 0
@@ -169,6 +168,7 @@ def _open_job(
     held.enter_context(watchdog.running())
     load = partial(load_index, prefixes=parse_remap(recipe.inputs.remap), progress=watchers.progress)
     index = agreed_index(partial(load, recipe.inputs.index, recipe.data, recipe.model.vocab_size))
+    check_memory(recipe, placement)
     rows = process_rows(NamedSharding(mesh, PartitionSpec(BATCH_AXES)), recipe.data.global_batch_windows)
     if first:
         held.enter_context(run_folder.locked(run_dir))
