@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ectype.cli.main import app
+from ectype.cli.plan import amount_text, seconds_text
 
 TINY = (
     "model.d_model=256", "model.n_heads=2", "model.n_kv_heads=2", "model.head_dim=128", "model.d_ffn=512",
@@ -119,3 +120,17 @@ def test_questions_that_make_no_sense_are_refused_at_once(more, said, tmp_path):
     done = refused("--topology", "v5p:2x2x1", "--placement", "v5p-4x4x8", *more, cache=tmp_path)
     assert done.exit_code == 2, done.stderr
     assert said in json.loads(done.stdout)["error"]["expected"]
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "said"), [(31.5e9, "31.50 GB"), (2.25e6, "2.25 MB"), (4096, "4.10 kB"), (12, "12 B"), (0, "0 B")]
+)
+def test_amounts_of_memory_have_the_unit_of_their_size(size_bytes, said):
+    assert amount_text(size_bytes) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(12.5, "12.500 s"), (0.0312, "31.200 ms"), (4.5e-5, "45.000 µs"), (0, "0.000 s")]
+)
+def test_times_have_the_unit_of_their_size(seconds, said):
+    assert seconds_text(seconds) == said

@@ -161,13 +161,13 @@ def _pair(
 
 def _show_several(rows: list[tuple[str, "PlanRecord"]]) -> None:
     table = plain_table(
-        "", "devices", "GB a device", "seconds", "tokens/s", "TFLOP/s a device", "over the first", numbers_from=1
+        "", "devices", "memory a device", "time", "tokens/s", "TFLOP/s a device", "over the first", numbers_from=1
     )
     first = rows[0][1]
     for name, record in rows:
         memory, step = record.memory, record.step
         used = memory.peak or memory.refused_at
-        size = "?" if used is None else f"{used / 1e9:.1f}"
+        size = "?" if used is None else amount_text(used)
         if step is None:
             table.add_row(name, str(record.devices), size, "does not fit", "", "", "")
             continue
@@ -177,8 +177,8 @@ def _show_several(rows: list[tuple[str, "PlanRecord"]]) -> None:
             else f"{step.tokens_per_second.expected / first.step.tokens_per_second.expected:.3f}"
         )
         table.add_row(
-            name, str(record.devices), size, f"{step.seconds.expected:.3f}", f"{step.tokens_per_second.expected:,.0f}",
-            f"{step.model_tflops_per_device.expected:.1f}", faster,
+            name, str(record.devices), size, seconds_text(step.seconds.expected),
+            f"{step.tokens_per_second.expected:,.0f}", f"{step.model_tflops_per_device.expected:.1f}", faster,
         )  # fmt: skip
     console().print(table)
 
@@ -189,13 +189,13 @@ def _show(record: "PlanRecord") -> None:
     screen.print(f"{record.recipe} on {record.topology}: {record.devices} devices, {mesh}")
     memory = record.memory
     used = memory.peak or memory.refused_at
-    size = "an amount that it does not state" if used is None else f"{used / 1e9:.2f} GB"
+    size = "an amount that it does not state" if used is None else amount_text(used)
     state = "fits" if memory.fits else "does not fit"
     screen.print(f"memory: {state}: {size} of {memory.limit / 1e9:.1f} GB a device")
-    table = plain_table("of it, a device", "GB", numbers_from=1)
+    table = plain_table("of it, a device", "", numbers_from=1)
     for name in ("parameters", "moments", "kept_activations", "code"):
         if (part := getattr(memory, name)) is not None:
-            table.add_row(name.replace("_", " "), f"{part / 1e9:.2f}")
+            table.add_row(name.replace("_", " "), amount_text(part))
     screen.print(table)
     if record.step is None:
         over = "" if used is None else f"{(used - memory.limit) / 1e9:.2f} GB too much: "
@@ -208,8 +208,8 @@ def _show_step(record: "PlanRecord", step: "StepRecord") -> None:
     screen = console()
     table = plain_table("one step", "expected", "low", "high", numbers_from=1)
     for name, band, form in (
-        ("seconds", step.seconds, ".3f"), ("  attention kernels", step.attention_seconds, ".3f"),
-        ("  exposed collectives", step.exposed_collective_seconds, ".3f"),
+        ("time", step.seconds, "s"), ("  attention kernels", step.attention_seconds, "s"),
+        ("  exposed collectives", step.exposed_collective_seconds, "s"),
         ("tokens/s", step.tokens_per_second, ",.0f"), ("model TFLOP/s a device", step.model_tflops_per_device, ".1f"),
         ("utilisation", step.mfu, ".1%"),
     ):  # fmt: skip
@@ -219,12 +219,12 @@ def _show_step(record: "PlanRecord", step: "StepRecord") -> None:
         table.add_row("days, whole recipe", *_cells(record.days, ".2f"))
     screen.print(table)
     screen.print(
-        f"compute {step.compute_seconds:.3f} s by the compiler's cycles ({step.unknown_cycles} operations unknown), "
-        f"executed over model FLOPs {step.executed_over_model_flops:.3f}"
+        f"compute {seconds_text(step.compute_seconds)} by the compiler's cycles "
+        f"({step.unknown_cycles} operations unknown), executed over model FLOPs {step.executed_over_model_flops:.3f}"
     )
-    links = plain_table("collective", "over", "beside compute", "calls", "GB a device", "ms", numbers_from=3)
+    links = plain_table("collective", "over", "beside compute", "calls", "a device", "ms", numbers_from=3)
     for one in step.collectives:
-        amount, time = f"{one.received_bytes / 1e9:.3f}", f"{one.seconds * 1e3:.2f}"
+        amount, time = amount_text(one.received_bytes), f"{one.seconds * 1e3:.2f}"
         links.add_row(one.kind, "+".join(one.axes), "yes" if one.asynchronous else "no", str(one.calls), amount, time)
     screen.print(links)
     lines = plain_table("dearest source lines", "ms", numbers_from=1)
@@ -234,4 +234,24 @@ def _show_step(record: "PlanRecord", step: "StepRecord") -> None:
 
 
 def _cells(band: "Band", form: str) -> tuple[str, str, str]:
-    return format(band.expected, form), format(band.low, form), format(band.high, form)
+    """A band's three numbers; the form `s` stands for seconds."""
+
+    def cell(value: float) -> str:
+        return seconds_text(value) if form == "s" else format(value, form)
+
+    return cell(band.expected), cell(band.low), cell(band.high)
+
+
+def amount_text(size_bytes: float) -> str:
+    """Bytes in the unit that leaves figures before the point: a toy model's are not 0.00 GB."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.2f} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds, or milli- or microseconds where there would be zeros alone."""
+    if seconds >= 1 or seconds == 0:
+        return f"{seconds:.3f} s"
+    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3f} µs"

@@ -50,7 +50,9 @@ def compile_step(recipe: Recipe, placement: Placement, where: Slice, cache: Path
     """
     if importlib.util.find_spec("libtpu") is None:
         raise EctypeError(
-            "libtpu is not installed", "the TPU compiler, which needs no TPU", "install the extra: ectype[plan]"
+            "libtpu is not installed",
+            "the TPU compiler, which needs no TPU",
+            "pip install 'ectype[plan]', or in a clone pip install '.[plan]'",
         )
     flags = libtpu_arguments(placement, os.environ)
     job = {
