@@ -169,6 +169,17 @@ def test_what_is_missing_is_named_in_one_error(tools, tmp_path):
     assert all(f"${name}" in errors for name in ("XPK_CLUSTER", "XPK_ZONE", "ECTYPE_IMAGE"))
 
 
+def test_the_script_says_what_it_needs(tmp_path):
+    bash = f"{shutil.which('env')} -i PATH={tmp_path} {shutil.which('bash')} {ROOT / 'scripts/olmo3_7b_stage1.sh'}"
+    bare = subprocess.run(bash.split(), capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (bare.returncode, bare.stdout) == (2, "")
+    needed = {*STUDY} - {"ECTYPE_MOUNT", "ECTYPE_STORAGE", "XPK_NUM_SLICES", "XPK_PRIORITY", "STEPS_OVERRIDE"}
+    assert {line.strip() for line in bare.stderr.splitlines() if line.startswith("  ")} == needed
+    lost = subprocess.run([*bash.split(), "submit"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert lost.returncode == 2
+    assert "ectype is not on PATH" in lost.stderr
+
+
 def test_a_bucket_that_is_not_mounted_is_refused(tools, tmp_path):
     process = script("submit", "--dry-run", environment=tools | {"ECTYPE_MOUNT": "gs://other=/mnt"}, cwd=tmp_path)
     _, errors = process.communicate(timeout=60)
@@ -226,4 +237,7 @@ def test_status_logs_and_stop_speak_of_the_job_under_way(tmp_path, monkeypatch):
     world.answer("kubectl-logs", "step 5\n")
     assert ectype("logs").stdout == "step 5\n\n"
     assert "stage1-1 was asked to save and end" in ectype("stop").stdout
+    world.no_job()
+    stopped = ectype("status").stdout.splitlines()
+    assert stopped[1:] == ["job stage1-1: deleted (stopped by you)", "1 job, 0 preemptions, 0 failures"]
     assert world.calls("xpk", "workload", "delete")[0][-2] == "stage1-1"
