@@ -59,6 +59,26 @@ def test_slurm_knows_how_many_gpus_a_node_has_and_refuses_more_than_the_batch_fe
     assert "8 windows a batch over mesh.data x mesh.fsdp = 16" in ectype(*here).stderr
 
 
+def test_the_case_studys_image_is_a_default_and_the_error_names_the_variable(ectype, monkeypatch):
+    asked = [one for one in VERBS["manifest"] if one not in ("--image", "i")]
+    assert "--image or $ECTYPE_IMAGE" in ectype(*asked, "--index", "/mnt/runs/i.json").stderr
+    monkeypatch.setenv("XPK_DOCKER_IMAGE", "theirs:1")
+    done = ectype(*asked, "--index", "/mnt/runs/i.json")
+    assert "image: theirs:1" in done.stdout
+    assert "&id" not in done.stdout
+    monkeypatch.setenv("ECTYPE_IMAGE", "ours:1")
+    assert "image: ours:1" in ectype(*asked, "--index", "/mnt/runs/i.json").stdout
+
+
+def test_a_dry_run_says_which_command_is_for_which_size(ectype):
+    asked = ("xpk", "resume-until-done", "olmo3-7b-stage1", *XPK, "--index", "/mnt/b/i.json")
+    lines = ectype(*asked, "--or-smaller", "tpu7x-128=tpu7x-4x4x4").stdout.splitlines()
+    assert lines[0::2] == ["# first choice", "# smaller"]
+    assert "tpu7x-128" in lines[3]
+    same = ectype(*asked, "--or-smaller", "tpu7x-512=tpu7x-4x4x4")
+    assert (same.exit_code, same.stdout) == (2, "")
+
+
 def finished(run, step):
     file = description_file(RunFolder(run).checkpoint(step))
     file.parent.mkdir(parents=True)

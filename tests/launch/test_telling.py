@@ -95,7 +95,7 @@ def test_flags_that_a_launch_needs_have_the_variables_that_the_error_names():
             walk(one)
         for option in command.params:
             if option.name in found and option.envvar:
-                found[option.name].add(option.envvar)
+                found[option.name].add(option.envvar if isinstance(option.envvar, str) else option.envvar[0])
 
     walk(typer.main.get_command(launch.app))
     assert found == {name: {variable} for name, variable in settings.VARIABLES.items()}
@@ -120,6 +120,13 @@ def test_a_volume_is_refused_by_the_part_that_is_wrong():
     for given, why in (("gs://RUNS=/mnt", "lower-case"), ("runs=/mnt", "gs://"), ("gs://runs=mnt", "absolute path")):
         with pytest.raises(EctypeError, match=why):
             settings.parse_mounts((given,))
+
+
+def test_a_size_is_asked_for_once():
+    slices = [settings.Slice("tpu7x-512", 1, "a"), settings.Slice("tpu7x-128", 1, "b")]
+    settings.check_distinct(slices)
+    with pytest.raises(EctypeError, match="--or-smaller tpu7x-128 x 1, which is asked for already"):
+        settings.check_distinct([*slices, settings.Slice("tpu7x-128", 1, "c")])
 
 
 def test_capacities():

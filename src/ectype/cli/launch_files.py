@@ -111,8 +111,10 @@ def _write_and_submit(path: Path, text: str, submit: bool) -> dict[str, Any]:
 
 def _jobset(
     run: Annotated[str, typer.Option("--run", help="Run folder, as the job sees it, below a mounted volume.")],
-    image: Annotated[str, typer.Option("--image", envvar="ECTYPE_IMAGE", help="Container image with Ectype in it.")],
     queue: Annotated[str, QUEUE_OPTION],
+    image: Annotated[
+        str | None, typer.Option("--image", envvar=options.IMAGE_VARIABLES, help="Container image with Ectype in it.")
+    ] = None,
     device_type: Annotated[str | None, DEVICE_OPTION] = None,
     num_slices: Annotated[int, typer.Option(envvar="XPK_NUM_SLICES", min=1, help="TPU slices.")] = 1,
     gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of each node, instead of a TPU slice.")] = None,
@@ -164,6 +166,7 @@ def _plan(given: dict[str, Any]) -> "JobSetPlan":
     from ectype.launch.manifest import JobSetPlan, gpu_machines, tpu_machines
     from ectype.launch.settings import parse_volumes, require
 
+    require({"image": given["image"]})
     if given["gpus"] is None:
         require({"device_type": given["device_type"]})
         machines = tpu_machines(given["device_type"], given["num_slices"])

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ectype.launch.run_record import Reader
     from ectype.launch.supervise import StateFolder, Supervised
 
+IMAGE_VARIABLES = ["ECTYPE_IMAGE", "XPK_DOCKER_IMAGE"]
+"""The first that is set counts; the second is the case study's."""
 RECIPE_ARGUMENT = typer.Argument(metavar="RECIPE", help="Shipped recipe name or YAML file.")
 PLACEMENT_OPTION = typer.Option("--placement", help="Shipped placement name or YAML file.")
 SET_OPTION = typer.Option("--set", help="Recipe field=value; may repeat.")
@@ -207,7 +209,7 @@ def drive(supervised: "Supervised", json_output: bool) -> int | None:
 
     def show() -> None:
         print(f"{memory.run}: {memory.outcome}: {memory.reason}")
-        print(f"{memory.attempt} jobs, {memory.preemptions} preemptions, {memory.failures} failures")
+        print(_counts(result))
         tail = last_tail(supervised)
         if memory.outcome != "done" and tail:
             print(f"the last job's log ended:\n{tail}")
@@ -215,6 +217,12 @@ def drive(supervised: "Supervised", json_output: bool) -> int | None:
 
     emit(result, json_output, show)
     return None if memory.outcome == "done" else EXIT_NEGATIVE
+
+
+def _counts(record: dict[str, Any]) -> str:
+    """Jobs, preemptions and failures in words."""
+    named = ((record["attempts"], "job"), (record["preemptions"], "preemption"), (record["failures"], "failure"))
+    return ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in named)
 
 
 def last_tail(supervised: "Supervised") -> str:
@@ -267,7 +275,7 @@ def show_status(record: dict[str, Any]) -> None:
     updates = record["completed_updates"]
     print(f"{record['run']}: {'not readable' if updates is None else updates} of {record['target_updates']} updates")
     why = f" ({record['why']})" if record["why"] else ""
-    print(f"job {record['job'] or 'none'}: {record['job_state']}{why}")
-    print(f"{record['attempts']} jobs, {record['preemptions']} preemptions, {record['failures']} failures")
+    print(f"job {record['job']}: {record['job_state']}{why}" if record["job"] else "no job")
+    print(_counts(record))
     if record["outcome"]:
         print(f"supervisor: {record['outcome']}: {record['reason']}")

@@ -37,13 +37,13 @@ NAMESPACE_OPTION = typer.Option("--namespace", help="Kubernetes namespace.")
 DEVICE_OPTION = typer.Option("--device-type", envvar="XPK_DEVICE_TYPE", help="As xpk names it: tpu7x-512, v5p-256.")
 SLICES_OPTION = typer.Option("--num-slices", envvar="XPK_NUM_SLICES", min=1, help="Slices of it.")
 PRIORITY_OPTION = typer.Option("--priority", envvar="XPK_PRIORITY", help="very-low, low, medium, high, very-high.")
-IMAGE_OPTION = typer.Option("--image", envvar="ECTYPE_IMAGE", help="Container image with Ectype in it.")
+IMAGE_OPTION = typer.Option("--image", envvar=options.IMAGE_VARIABLES, help="Container image with Ectype in it.")
 STORAGE_OPTION = typer.Option(
     "--storage", envvar="ECTYPE_STORAGE", help="Volume that `xpk storage attach` made known; may repeat."
 )
 ENV_OPTION = typer.Option("--env", metavar="NAME=VALUE", help="Environment of the job; no secrets. May repeat.")
 OR_SMALLER_OPTION = typer.Option(
-    "--or-smaller", metavar="TYPE[*N]=PLACEMENT", help="Slice to make do with, as tpu7x-128=tpu7x-4x4x4; may repeat."
+    "--or-smaller", metavar="TYPE[*N]=PLACEMENT", help="Slice to ask for instead, as tpu7x-128=tpu7x-4x4x4; may repeat."
 )
 RESERVATION_OPTION = typer.Option("--reservation", help="Reservation to use.")
 CAPACITY_OPTION = typer.Option("--capacity", help="on-demand, spot or flex.")
@@ -113,6 +113,8 @@ def resume_until_done(given: dict[str, Any]) -> int | None:
     what, sizes = _supervised(given), 1 + len(given["or_smaller"] or ())
     if given["dry_run"]:
         for size in range(sizes):
+            if sizes > 1:
+                print("# smaller" if size else "# first choice")
             options.show_commands(what.backend, f"{what.name}-1", size)
         return None
     return options.drive(options.with_supervision(what, given, sizes), given["json_output"])
@@ -213,6 +215,7 @@ def _supervised(given: dict[str, Any]) -> "Supervised":
     placement = given["placement"] or settings.placement_for(given["device_type"], given["num_slices"])
     slices = [settings.Slice(given["device_type"], given["num_slices"], placement)]
     slices += [settings.parse_slice(text) for text in given.get("or_smaller") or ()]
+    settings.check_distinct(slices)
     for one in slices:
         settings.check_in_image(given["recipe"], settings.check_slice(one).placement)
         training(one.placement).arguments()

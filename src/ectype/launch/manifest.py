@@ -179,7 +179,7 @@ def _container(plan: JobSetPlan, training: Training) -> dict[str, Any]:
         "command": ["ectype"],
         "args": _arguments(plan, training),
         "env": variables,
-        "resources": {"requests": limits, "limits": limits},
+        "resources": {"requests": limits, "limits": dict(limits)},
         "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}, *mounts],
     }
 

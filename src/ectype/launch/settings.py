@@ -173,6 +173,23 @@ def parse_slice(text: str) -> Slice:
     return check_slice(Slice(device_type, int(count) if times else 1, placement))
 
 
+def check_distinct(slices: list[Slice]) -> None:
+    """Refuse a size that is asked for twice: to wait for it again would be to wait no less.
+
+    Raises:
+        EctypeError: names it.
+    """
+    seen: set[tuple[str, int]] = set()
+    for one in slices:
+        machines = (one.device_type, one.num_slices)
+        if machines in seen:
+            raise EctypeError(
+                f"--or-smaller {one.device_type} x {one.num_slices}, which is asked for already",
+                "fewer machines than those asked for before", "name a smaller slice, or drop it",
+            )  # fmt: skip
+        seen.add(machines)
+
+
 def check_slice(asked: Slice) -> Slice:
     """Refuse a device type that is no TPU's, or a placement that does not exist.
 
