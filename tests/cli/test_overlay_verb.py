@@ -66,3 +66,16 @@ def test_a_run_is_laid_over_an_export(tmp_path: Path) -> None:
         by_reference = CliRunner().invoke(app, ["overlay", str(run), str(path), "--json"])
         assert by_reference.exit_code == 0, by_reference.output
         assert json.loads(by_reference.stdout)["mean_last_quarter"] == pytest.approx(found["mean_last_quarter"])
+
+
+def test_the_curves_take_the_place_of_no_record(tmp_path: Path) -> None:
+    run, log = tmp_path / "run", tmp_path / "log.csv"
+    run.mkdir()
+    (run / "recipe.yaml").write_text(to_yaml(load_recipe("toy-calm")))
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 2.0}) + "\n")
+    log.write_text("step,loss\n1,2.0\n")
+    before = {path: path.read_bytes() for path in (log, run / "metrics.jsonl")}
+    for out in before:
+        done = CliRunner().invoke(app, ["overlay", str(run), str(log), "--loss", "loss", "--out", str(out)])
+        assert done.exit_code == 2, done.output
+    assert {path: path.read_bytes() for path in before} == before

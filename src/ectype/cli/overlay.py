@@ -39,6 +39,8 @@ def overlay(
 
     from ectype.compare.log_overlay import overlay_on_csv, write_curves
 
+    if out is not None:
+        _check_out(out, run, log)
     laid = overlay_on_csv(run, log, step, loss)
     if out is not None:
         write_curves(out, laid)
@@ -51,6 +53,15 @@ def overlay(
             console().print(f"[yellow]Warning: {facts.warning}[/]")
 
     emit(asdict(facts), json_output, show)
+
+
+def _check_out(out: Path, run: Path, log: Path) -> None:
+    """The curves must not take the place of what they are drawn from, nor of any other record of the run."""
+    from ectype.errors import EctypeError
+
+    if out.resolve() == log.resolve() or run.resolve() in out.resolve().parents:
+        what = "the log itself" if out.resolve() == log.resolve() else "a file of the run folder"
+        raise EctypeError(f"--out {out}, {what}", "a file of its own, elsewhere", "name another file")
 
 
 def _sentences(laid: "LaidOver") -> list[str]:
