@@ -17,6 +17,9 @@ from ectype.faults.record import FaultMatrix, RegimeRecord, read_matrix
 from ectype.faults.table import missed
 
 SHARDED_TWICE = "sharded-twice"
+CERTAIN_IN_A_RERUN = 10
+"""Four faults of the order by the audit, five of the model by the token KL at step 0, one by the learning rate: none of
+these depends on chance. What else is caught is a finding."""
 UNREAD, READ_AGAIN, APART = 0.36, 0.265, 0.01
 """Shares of 32 hosts: (31/32)^32 and what is left of those read once; the case study's 64 hosts had 0.364 and 0.267."""
 
@@ -42,8 +45,7 @@ def main(out: Path) -> None:
         figures.at_most(f"{regime.name}: false alarms of {len(regime.honest)} honest runs", alarms, "runs", 0)
     again = regime_of(matrix, "re-run")
     found = sum(bool(row.caught_by) for row in again.faults)
-    # What a re-run catches is a finding, not a target: the table says which, and by what.
-    figures.at_least(f"re-run: faults caught, of {len(again.faults)}", found, "faults", 0)
+    figures.at_least(f"re-run: faults caught, of {len(again.faults)}", found, "faults", CERTAIN_IN_A_RERUN)
     reading = next(row.reading for row in replay.faults if row.name == SHARDED_TWICE)
     assert reading is not None
     for what, share, target in zip(("never read", "read again"), reading.shares, (UNREAD, READ_AGAIN), strict=True):

@@ -33,12 +33,12 @@ def text_lines(matrix: FaultMatrix) -> list[str]:
 
 
 def in_short(row: Row) -> tuple[str, str]:
-    """When and by what a fault is caught first, and by what else."""
+    """When and by what a fault is caught first, and by how many other measures."""
     broken = [(finding.step or 0, name) for name, finding in row.findings.items() if finding.said == "broken"]
     if not broken:
         return "not caught", ""
     first, by = min(broken, key=lambda found: found[0])
-    return f"{first}: {by}", ", ".join(name for _, name in broken if name != by)
+    return f"{first}: {by}", f"{len(broken) - 1} other measure{'s' * (len(broken) != 2)}" if len(broken) > 1 else ""
 
 
 def honest_line(regime: RegimeRecord) -> str:
