@@ -98,3 +98,9 @@ def test_each_way_to_a_private_name_is_found(text: str) -> None:
     assert private_names(ast.parse(text)) == [LOOP + "._one"]
     assert private_names(ast.parse(text.replace("_one", "__one__"))) == []
     assert private_names(ast.parse(text.replace("_one", "one"))) == []
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """pytest imports a test file by its bare name, and refuses to collect a second one."""
+    names = [path.name for path in TESTS if path.name.startswith("test_")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []

@@ -108,7 +108,7 @@ def test_every_fault_of_the_recipe_changes_it_in_one_place() -> None:
     changed = {}
     for fault in FAULTS:
         if fault.name in ("width-misread", "held-out-leaked"):
-            continue  # They write token files; tests/faults/test_matrix.py makes them.
+            continue  # They write token files; tests/faults/test_fault_matrix.py makes them.
         with ExitStack() as stack:
             made = fault.make(RECIPE_OF_ALL, None, stack)  # pyright: ignore[reportArgumentType]
         changed[fault.name] = sorted(recipe_differences(RECIPE_OF_ALL, made.recipe))
