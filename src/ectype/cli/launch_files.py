@@ -85,7 +85,12 @@ def slurm_submit(given: dict[str, Any]) -> None:
         options.already_done(training.run, training.until, given["json_output"])
         return
     record = _write_and_submit(path, text, given["submit"])
-    words = record.get("answer") or f"{path} is written; submit it with sbatch {path}"
+    words = f"{path} is written; submit it with sbatch {path}"
+    if "answer" in record:
+        # Without a word it may still have been taken: a second submission would write the same run.
+        words = (
+            record["answer"] or f"{path} was handed to sbatch, which said nothing; look with squeue before another try"
+        )
     emit(record, given["json_output"], lambda: print(words))
 
 

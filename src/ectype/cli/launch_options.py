@@ -36,7 +36,7 @@ TARGET_OPTION = typer.Option(
 )  # fmt: skip
 STATE_OPTION = typer.Option("--state", help="The supervisor's folder. Default: beside the run, RUN.launch.")
 DRY_RUN_OPTION = typer.Option("--dry-run", help="Print exactly what would run, and run nothing.")
-LOOK_OPTION = typer.Option("--look-every-seconds", min=0.05, help="Time between two looks at the job.")
+LOOK_OPTION = typer.Option("--look-every-seconds", min=0.05, max=86400, help="Time between two looks at the job.")
 FAILURES_OPTION = typer.Option("--failures", min=1, help="Failures in a row without progress after which to stop.")
 PREEMPTIONS_OPTION = typer.Option("--preemptions", min=1, help="The same for preemptions without progress.")
 FIRST_PAUSE_OPTION = typer.Option("--first-pause-seconds", min=0.0, help="Pause that doubles without progress.")

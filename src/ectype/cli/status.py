@@ -13,7 +13,7 @@ TEXTFILE_OPTION = typer.Option(
     "--textfile", metavar="FILE", help="Write Prometheus' text format here, for the node exporter."
 )
 FOLLOW_OPTION = typer.Option("--follow", help="Look again and again, until the run is finished.")
-EVERY_OPTION = typer.Option("--every-seconds", min=0.1, help="With --follow: between two looks.")
+EVERY_OPTION = typer.Option("--every-seconds", min=0.1, max=86400, help="With --follow: between two looks.")
 
 
 @verb
@@ -69,7 +69,7 @@ def _show(found: Any) -> None:
         for sign in found.processes:
             numbers = [f"{sign.phase_seconds:.0f}", f"{sign.age_seconds:.0f}"]
             numbers += ["" if value is None else f"{value:.3g}" for value in (sign.own_seconds, sign.probe_seconds)]
-            table.add_row(str(sign.process), sign.host, sign.ended or sign.phase, *numbers)
+            table.add_row(str(sign.process), escape(sign.host), escape(sign.ended or sign.phase), *numbers)
         out.print(table)
     for finding in found.findings:
         place = "" if finding.step is None else f" at step {finding.step:,}"
