@@ -25,10 +25,10 @@ def show_landmarks(evaluations: "dict[int, Evaluation]", missing: tuple[int, ...
 def landmark_row(step: int, evaluation: "Evaluation") -> list[str]:
     """The cells of one landmark."""
     overall = evaluation.overall
-    ours, theirs = overall.loss.ours, overall.loss.reference
-    gap = None if ours is None or theirs is None else ours - theirs
+    loss = overall.loss
     return [
-        f"{step}", f"{overall.targets:,}", number(ours, ".4f"), number(theirs, ".4f"), number(gap, "+.1e"),
+        f"{step}", f"{overall.targets:,}", number(loss.ours, ".4f"), number(loss.reference, ".4f"),
+        number(loss.difference, "+.1e"),
         number(overall.kl_mean, ".1e"), number(overall.kl_p99, ".1e"), _share(overall.top1_agreement),
     ]  # fmt: skip
 

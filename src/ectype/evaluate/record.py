@@ -59,6 +59,11 @@ class Pair(Section):
     ours: Number
     reference: Number
 
+    @property
+    def difference(self) -> Number:
+        """Ours less the reference; null where either is."""
+        return None if self.ours is None or self.reference is None else self.ours - self.reference
+
 
 class Summary(Section):
     """Means weigh every target alike, whatever its window or domain."""

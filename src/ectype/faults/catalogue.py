@@ -10,11 +10,9 @@ from typing import Any, Literal
 from ectype.data import loader, tokenfile
 from ectype.data.order import make_order
 from ectype.evaluate import runner
-from ectype.evaluate.held_out import load_held_out
 from ectype.faults import materials, spoiled
 from ectype.faults.injection import in_place_of
 from ectype.faults.orders import Batches, BlocksOfHosts, ReplayedAtRestarts, ShardedTwice
-from ectype.recipe.reference import named_reference
 from ectype.recipe.spec import Recipe
 
 Area = Literal["data", "model", "loss", "optimiser", "restart", "evaluation"]
@@ -124,10 +122,7 @@ def _misread(recipe: Recipe, folder: Path, stack: ExitStack) -> Made:
 
 def _leaked(recipe: Recipe, folder: Path, stack: ExitStack) -> Made:
     """The search for held-out text in training is silenced, as above."""
-    reference = named_reference(recipe)
-    text = load_held_out(reference, recipe.data.sequence_length_tokens, recipe.model.vocab_size)
-    held_out = dict(text.tokens())
-    manifest = materials.with_held_out_text(recipe, held_out, folder)
+    manifest, _ = materials.with_held_out_text(recipe, folder)
     stack.enter_context(in_place_of(runner, "require_disjoint", lambda *given, **named: None))
     return Made(_with(recipe, inputs={"index": str(manifest)}))
 

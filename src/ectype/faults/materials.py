@@ -9,37 +9,44 @@ from ectype.artifacts import write_bytes_atomic
 from ectype.data.index import load_index
 from ectype.data.tokenindex import TokenIndex
 from ectype.data.windows import WindowReader
+from ectype.evaluate.held_out import HeldOutText, load_held_out
+from ectype.recipe.reference import named_reference
 from ectype.recipe.spec import Recipe
 
 MANIFEST = "manifest.txt"
 
 
+def training_index(recipe: Recipe) -> TokenIndex:
+    """The index that the recipe names, its files opened."""
+    return load_index(str(recipe.inputs.index), recipe.data, recipe.model.vocab_size)
+
+
 def widened(recipe: Recipe, folder: Path) -> Path:
     """Copies of the training text in uint32, where the index expects uint16; the manifest that lists them."""
-    return _copied(recipe, folder, {}, "<u4")
+    return _copied(training_index(recipe), folder, {}, "<u4")
 
 
-def with_held_out_text(recipe: Recipe, held_out: Mapping[str, np.ndarray], folder: Path) -> Path:
+def with_held_out_text(recipe: Recipe, folder: Path) -> tuple[Path, HeldOutText]:
     """Copies of the training text in which each domain's longest file begins with that domain's held-out text.
 
     Sizes stay as they are, and with them every window's number.
 
-    Args:
-        held_out: tokens by domain, the labels of the index.
+    Returns:
+        The manifest that lists the copies, and the text of the recipe's reference that they hold.
     """
-    index = _index(recipe)
+    text = load_held_out(named_reference(recipe), recipe.data.sequence_length_tokens, recipe.model.vocab_size)
+    index = training_index(recipe)
     leaks = {}
-    for domain, tokens in held_out.items():
+    for domain, tokens in dict(text.tokens()).items():
         number = max(
             (n for n, file in enumerate(index.files) if file.label == domain), key=lambda n: index.files[n].tokens
         )
         leaks[number] = tokens
-    return _copied(recipe, folder, leaks, None)
+    return _copied(index, folder, leaks, None), text
 
 
-def _copied(recipe: Recipe, folder: Path, leaks: Mapping[int, np.ndarray], dtype: str | None) -> Path:
-    index, lines = _index(recipe), []
-    reader = WindowReader(index)
+def _copied(index: TokenIndex, folder: Path, leaks: Mapping[int, np.ndarray], dtype: str | None) -> Path:
+    reader, lines = WindowReader(index), []
     for number, file in enumerate(index.files):
         tokens = reader.read_span(number, 0, file.tokens).astype(np.dtype(dtype or index.dtype).newbyteorder("<"))
         leaked = leaks.get(number, tokens[:0])
@@ -50,7 +57,3 @@ def _copied(recipe: Recipe, folder: Path, leaks: Mapping[int, np.ndarray], dtype
     reader.close()
     write_bytes_atomic(folder / MANIFEST, "".join(lines).encode())
     return folder / MANIFEST
-
-
-def _index(recipe: Recipe) -> TokenIndex:
-    return load_index(str(recipe.inputs.index), recipe.data, recipe.model.vocab_size)

@@ -102,7 +102,7 @@ def _seconds(path: Path) -> float:
 
 
 def _make(out: Path, wanted: list[Run], jobs: int, runs: list[Run], progress: Progress) -> None:
-    """All `wanted` runs, `jobs` at a time. However it ends, no process of them is left behind."""
+    """All `wanted` runs, `jobs` at a time. Unless this process is killed, none of theirs is left behind."""
     started: set[subprocess.Popen[Any]] = set()
     stopped = threading.Event()
 

@@ -8,11 +8,9 @@ from pathlib import Path
 from ectype.data.index import load_index
 from ectype.errors import EctypeError
 from ectype.evaluate.disjoint import require_disjoint
-from ectype.evaluate.held_out import load_held_out
 from ectype.faults import materials
 from ectype.faults.catalogue import RESTARTED_AT, STALE, Fault, fault_named
 from ectype.recipe.load import load_placement
-from ectype.recipe.reference import named_reference
 from ectype.recipe.spec import Recipe
 from ectype.run.paths import RunFolder
 from ectype.train import checkpoint
@@ -28,8 +26,7 @@ def _width(recipe: Recipe, folder: Path, _: Path) -> None:
 
 
 def _disjointness(recipe: Recipe, folder: Path, _: Path) -> None:
-    text = load_held_out(named_reference(recipe), recipe.data.sequence_length_tokens, recipe.model.vocab_size)
-    manifest = materials.with_held_out_text(recipe, dict(text.tokens()), folder)
+    manifest, text = materials.with_held_out_text(recipe, folder)
     leaked = recipe.model_copy(update={"inputs": recipe.inputs.model_copy(update={"index": str(manifest)})})
     require_disjoint(folder, leaked, {"bundled": text})
 

@@ -20,13 +20,13 @@ from ectype.compare.runner import compare_run, grounds_of
 from ectype.compare.trajectory import difference
 from ectype.compare.twins import MeasuredNoise, twin_folder, twin_perturbation, twin_recipe, twins_noise
 from ectype.data.audit_run import record_audit
-from ectype.data.index import load_index
 from ectype.data.order import Order
 from ectype.data.source import open_order
 from ectype.errors import EctypeError
 from ectype.evaluate.runner import evaluate_run
 from ectype.faults.catalogue import Fault, Made, fault_named
 from ectype.faults.detect import findings, tokens_estimated, tokens_that_catch
+from ectype.faults.materials import training_index
 from ectype.faults.orders import times_read
 from ectype.faults.record import READ_ONCE, Finding, Reading, Row, Seconds
 from ectype.faults.refusals import refused_by
@@ -201,7 +201,7 @@ def _row(
         weights_differ=None if regime.reseeded else _weights_differ(run_dir, _reference_run(out, regime), recipe),
         reading=_reading(made),
         training_loss_last_quarter=None if over is None else over.mean_last_quarter,
-        held_out_loss_last=_less(last.loss.ours, last.loss.reference),
+        held_out_loss_last=last.loss.difference,
         kl_last=last.kl_mean,
         repeated_data_warning=over is not None and over.warning is not None,
         tokens_that_catch=catching,
@@ -216,17 +216,13 @@ def _what(fault: Fault, sound: Recipe, faulty: Recipe) -> str:
     return fault.what or "; ".join(f"{field} {new} instead of {old}" for field, (old, new) in changes.items())
 
 
-def _less(ours: float | None, reference: float | None) -> float | None:
-    return None if ours is None or reference is None else ours - reference
-
-
 def _order(recipe: Recipe) -> Order:
-    return open_order(load_index(str(recipe.inputs.index), recipe.data, recipe.model.vocab_size), recipe.data)
+    return open_order(training_index(recipe), recipe.data)
 
 
 def _audited(run_dir: Path, recipe: Recipe) -> Finding:
     """The audit of what the ledger says was read, by the run's own index and seed."""
-    index = load_index(str(recipe.inputs.index), recipe.data, recipe.model.vocab_size)
+    index = training_index(recipe)
     audit = record_audit(run_dir, open_order(index, recipe.data), index, recipe.data)
     if audit.clean:
         return Finding(said="holds")

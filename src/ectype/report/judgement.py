@@ -98,10 +98,8 @@ def _tiles(records: RunRecords) -> str:
         tiles.append(_tile("Largest training-loss difference", number(records.overlay.largest), aside))
     if last is not None:
         when = f"after update {last.step:,}"
-        ours, reference = last.overall.loss.ours, last.overall.loss.reference
-        difference = None if ours is None or reference is None else ours - reference
         tiles += [
-            _tile("Held-out loss difference", number(difference), f"nats per token, {when}"),
+            _tile("Held-out loss difference", number(last.overall.loss.difference), f"nats per token, {when}"),
             _tile("Mean token KL", number(last.overall.kl_mean), f"nats, {when}"),
             _tile("Top-1 agreement", percent(last.overall.top1_agreement, 3), f"of {last.overall.targets:,} tokens"),
         ]

@@ -56,11 +56,15 @@ def _criteria(records: RunRecords) -> Sequence[Criterion]:
 
 def _held_out_rows(records: RunRecords) -> list[_Row]:
     judged = _criteria(records)
+
+    def difference(summary: Summary) -> float | None:
+        return summary.loss.difference
+
     rows = [
-        ("Held-out loss", "difference, nats per token", LOSS, _as_it_is, _difference),
+        ("Held-out loss", "difference, nats per token", LOSS, _as_it_is, difference),
         ("Held-out loss, worst domain", "difference, nats per token", LOSS_BY_DOMAIN, _as_it_is, None),
-        ("Perplexity", "relative difference", LOSS, _as_perplexity, _difference),
-        ("Bits per byte", "difference", LOSS, _as_bits_per_byte, _difference),
+        ("Perplexity", "relative difference", LOSS, _as_perplexity, difference),
+        ("Bits per byte", "difference", LOSS, _as_bits_per_byte, difference),
         ("Token KL, mean", "nats per token", KL, _as_it_is, lambda s: s.kl_mean),
         ("Top-1 agreement", "share of tokens", TOP1, _as_it_is, lambda s: s.top1_agreement),
     ]
@@ -86,7 +90,7 @@ def _set_rows(records: RunRecords) -> list[_Row]:
         for step, evaluation in evaluations.items():
             criterion = judged.get((name, step))
             cells[step] = _cell(
-                criterion or _unjudged(LOSS, step, _difference(evaluation.overall)), criterion is not None
+                criterion or _unjudged(LOSS, step, evaluation.overall.loss.difference), criterion is not None
             )
         rows.append(_Row(f"Held-out loss, {name}", "difference, nats per token", cells))
     return rows
@@ -166,11 +170,6 @@ def _turned(criterion: Criterion, turn: Callable[[float], float]) -> Criterion:
     )
 
 
-def _difference(summary: Summary) -> float | None:
-    ours, reference = summary.loss.ours, summary.loss.reference
-    return None if ours is None or reference is None else ours - reference
-
-
 def _worst_domain(evaluation: Evaluation) -> float | None:
-    differences = [_difference(domain.summary) for domain in evaluation.domains.values()]
+    differences = [domain.summary.loss.difference for domain in evaluation.domains.values()]
     return max((d for d in differences if d is not None), key=abs, default=None)

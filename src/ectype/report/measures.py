@@ -71,7 +71,7 @@ def _landmark_row(step: int, summary: Summary | None) -> list[Cell]:
         f"{step:,}",
         Html(fixed(summary.loss.ours, 6)),
         Html(fixed(summary.loss.reference, 6)),
-        Html(number(_difference(summary))),
+        Html(number(summary.loss.difference)),
         Html(fixed(summary.bits_per_byte.ours, 4)),
         Html(number(summary.kl_mean)),
         Html(number(summary.kl_p99)),
@@ -90,7 +90,7 @@ def domains_part(evaluations: Mapping[int, Evaluation], disjoint: Disjointness |
     summaries = {name: [evaluations[step].domains[name].summary for step in steps] for name in names}
     ours = {name: [_float(s.loss.ours) for s in found] for name, found in summaries.items()}
     theirs = {name: [_float(s.loss.reference) for s in found] for name, found in summaries.items()}
-    differences = {name: [_float(_difference(s)) for s in found] for name, found in summaries.items()}
+    differences = {name: [_float(s.loss.difference) for s in found] for name, found in summaries.items()}
     drawn = {
         "domain-loss": figures.held_out_loss(steps, ours, theirs),
         "domain-difference": figures.held_out_difference(steps, differences, None),
@@ -157,7 +157,7 @@ def _domain_cells(summary: Summary) -> list[Cell]:
         summary.targets,
         Html(fixed(summary.loss.ours, 6)),
         Html(fixed(summary.loss.reference, 6)),
-        Html(number(_difference(summary))),
+        Html(number(summary.loss.difference)),
         Html(fixed(summary.perplexity.ours, 3)),
         Html(fixed(summary.perplexity.reference, 3)),
         Html(fixed(summary.bits_per_byte.ours, 4)),
@@ -220,11 +220,6 @@ def _kl_shares(evaluations: Mapping[int, Evaluation]) -> tuple[dict[int, list[fl
         shares[step] = (counts / max(1.0, counts.sum())).tolist()
         lowest, per_decade = histograms[0].log10_lowest, histograms[0].bins_per_decade
     return shares, lowest, per_decade
-
-
-def _difference(summary: Summary) -> float | None:
-    ours, reference = summary.loss.ours, summary.loss.reference
-    return None if ours is None or reference is None else ours - reference
 
 
 def _float(value: float | None) -> float:
