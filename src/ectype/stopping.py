@@ -13,6 +13,8 @@ from ectype.errors import EXIT_STOPPED, Stopped
 
 GRACE_SECONDS = 5.0
 """How long a library's call, as a compilation, may keep a program from ending that ends at once."""
+FAREWELL_SECONDS = 10.0
+"""How long a process of a job that has stopped or failed waits for the others to end with it."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -140,13 +142,25 @@ def ignore_further_signals() -> None:
 def leave_at_once(code: int) -> None:
     """End the process without taking the interpreter apart: a library's thread that still runs then crashes in it.
 
-    All that must be closed has been, on the way here. A job of several processes ends the ordinary way, in which JAX
-    tells the others; for it this returns.
+    All that must be closed has been, on the way here. In a job of several processes JAX tells the others and waits
+    until they end too. Those who wait for this one elsewhere never do, so it stays no longer than `FAREWELL_SECONDS`.
     """
-    jax = sys.modules.get("jax")
-    if jax is not None and jax.distributed.is_initialized():
-        return
+    if in_a_job():
+        farewell = threading.Thread(target=_take_leave, name="farewell", daemon=True)
+        farewell.start()
+        farewell.join(FAREWELL_SECONDS)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
     os._exit(code)
+
+
+def in_a_job() -> bool:
+    """Whether this is one of several processes that JAX has joined."""
+    jax = sys.modules.get("jax")
+    return jax is not None and jax.distributed.is_initialized()
+
+
+def _take_leave() -> None:
+    with suppress(Exception):  # Whatever it says, the process ends.
+        sys.modules["jax"].distributed.shutdown()

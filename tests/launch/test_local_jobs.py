@@ -19,6 +19,8 @@ number = int(sys.argv[sys.argv.index("--process") + 1]) if "--process" in sys.ar
 what = os.environ["STUB"].split(",")[number]
 if what == "saves":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+if what == "fails":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
 if what == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("ready", flush=True)
@@ -92,6 +94,29 @@ def test_a_killed_process_takes_the_others_with_it_and_counts_as_taken_away(tmp_
     os.kill(folder.read(Living).processes[1], number)
     report = end_of(backend)
     assert (report.state, report.why) == ("preempted", f"process 1: killed by {number.name}")
+
+
+@pytest.mark.parametrize(
+    ("what", "first", "second", "end"),
+    [
+        ("sleeps,saves", signal.SIGABRT, signal.SIGTERM, ("preempted", "process 1: exit 75")),
+        ("sleeps,fails", signal.SIGABRT, signal.SIGTERM, ("failed", "process 1: exit 3")),
+        ("fails,sleeps", signal.SIGTERM, signal.SIGSEGV, ("failed", "process 1: killed by SIGSEGV")),
+        ("fails,sleeps", signal.SIGTERM, signal.SIGKILL, ("preempted", "process 1: killed by SIGKILL")),
+    ],
+)
+def test_of_two_that_end_at_once_the_cause_is_told_from_the_effect(tmp_path, what, first, second, end):
+    """The keeper sleeps while both end. A process that JAX aborts, or that fails, may do so since the other left."""
+    backend, folder = start(tmp_path, what)
+    ready(folder, 2)
+    living = folder.read(Living)
+    os.kill(living.keeper, signal.SIGSTOP)
+    for process, number in zip(living.processes, (first, second), strict=True):
+        os.kill(process, number)
+    wait_until(lambda: all(is_zombie(process) for process in living.processes))
+    os.kill(living.keeper, signal.SIGCONT)
+    report = end_of(backend)
+    assert (report.state, report.why) == end
 
 
 def test_a_stop_lets_processes_save(tmp_path):

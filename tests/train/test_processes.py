@@ -127,6 +127,40 @@ def test_asking_one_to_stop_stops_all_at_one_step(one, tmp_path):
     assert_follows(run, one)
 
 
+END_ALONE = """
+import os, signal, sys
+import ectype.train.loop as loop
+from ectype.errors import EctypeError
+
+_prepare = loop.prepare_devices
+
+def prepare(placement):
+    match sys.argv[-1]:
+        case "1": os.kill(os.getpid(), signal.SIGTERM)
+        case "2": raise EctypeError("a disk too few", "one", "add it")
+        case "3": raise ValueError("out of the blue")
+    _prepare(placement)
+
+loop.prepare_devices = prepare
+"""
+
+
+def test_one_that_ends_alone_does_not_wait_for_those_who_wait_for_it(tmp_path, monkeypatch):
+    """Process 0 asks the others for their devices. JAX would keep them at their exits, for five minutes, until it
+    exits too.
+    """
+    (tmp_path / "sitecustomize.py").write_text(END_ALONE)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    first, *alone = start(tmp_path / "run", 4)
+    deadline = time.monotonic() + 90
+    errors = [process.communicate(timeout=max(1, deadline - time.monotonic()))[1].decode() for process in alone]
+    first.kill()
+    first.communicate()
+    assert [process.returncode for process in alone] == [75, 2, 1], errors
+    for said, words in zip(errors, ("stopped: ", "a disk too few", "ValueError: out of the blue"), strict=True):
+        assert words in said
+
+
 @pytest.mark.parametrize("fault", ["cut", "replaced"])
 def test_files_that_differ_on_one_host_are_refused_by_name_on_all(tmp_path, fault):
     """Each host looks at its own copy; before step 0 both end with exit 2, and no run folder is made."""

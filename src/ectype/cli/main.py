@@ -1,5 +1,7 @@
 """`ectype`: one verb per stage. Only arguments, environment and exit codes live here; stages load on use."""
 
+import sys
+
 import typer
 
 from ectype.cli import (
@@ -19,7 +21,7 @@ from ectype.cli import (
 )
 from ectype.cli.huge_pages import restart_with_huge_pages
 from ectype.errors import EXIT_STOPPED
-from ectype.stopping import leave_at_once
+from ectype.stopping import in_a_job, leave_at_once
 
 app = typer.Typer(
     name="ectype", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -46,6 +48,11 @@ def main() -> None:
     try:
         app()
     except SystemExit as end:
-        if end.code == EXIT_STOPPED:
-            leave_at_once(EXIT_STOPPED)
+        if end.code == EXIT_STOPPED or (end.code and in_a_job()):
+            leave_at_once(int(end.code))
         raise
+    except BaseException:
+        if not in_a_job():
+            raise
+        sys.excepthook(*sys.exc_info())
+        leave_at_once(1)

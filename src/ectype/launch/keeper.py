@@ -20,6 +20,7 @@ from typing import Any
 
 from ectype.errors import EXIT_DONE, EXIT_STOPPED
 from ectype.launch.command import process_arguments
+from ectype.launch.exits import taken_away
 from ectype.launch.job_folder import End, JobFolder, Living, Plan, ProcessEnd
 
 _LOOK_EVERY_SECONDS = 0.05
@@ -91,8 +92,7 @@ def _look(watched: list[_Watched], ending: _Ending, plan: Plan) -> None:
     """Note who has ended; once one has failed the others can't go on, so they end too, by force if need be."""
     codes = {number: one.process.poll() for number, one in enumerate(watched) if number not in ending.ended}
     new = {number: code for number, code in codes.items() if code is not None}
-    # Of those that ended within one look, a kill from outside is the cause and the others' errors its effects.
-    for number, code in sorted(new.items(), key=lambda pair: pair[1] >= 0):
+    for number, code in sorted(new.items(), key=lambda pair: _rank_as_cause(pair[1])):
         ending.ended.append(number)
         if code == EXIT_STOPPED and ending.since is None:
             # One that stopped before it met the others could not tell them.
@@ -105,6 +105,15 @@ def _look(watched: list[_Watched], ending: _Ending, plan: Plan) -> None:
         if one.process.poll() is None and not one.ended_by_keeper:
             one.ended_by_keeper = True
             one.process.kill()
+
+
+def _rank_as_cause(code: int) -> int:
+    """Of those that ended within one look: a kill or a stop from outside is the cause and the others' errors its
+    effects; so is a crash in compiled code; but JAX aborts the processes that one left without a farewell.
+    """
+    if taken_away(code):
+        return 0
+    return 3 if code == -signal.SIGABRT else 1 if code < 0 else 2
 
 
 def _terminate(watched: list[_Watched]) -> None:
