@@ -14,7 +14,7 @@ from ectype.launch.submission import check_inputs, check_storage, check_volumes
 from ectype.run.checkpoints import description_file
 from ectype.run.paths import RunFolder
 
-XPK = ("--name", "s", "--base", "gs://b/runs", "--mount", "gs://b=/mnt/b", "--cluster", "c", "--project", "p")
+XPK = ("--name", "s", "--base", "gs://b/runs", "--mount", "gs://b=/mnt/b", "--cluster", "c", "--project", "my-project")
 XPK += ("--zone", "us-central1-a", "--device-type", "tpu7x-512", "--image", "i", "--dry-run")
 MANIFEST = ("--run", "/mnt/runs/s", "--image", "i", "--queue", "q", "--device-type", "tpu7x-4x8x8", "--bucket")
 MANIFEST += ("my-runs=/mnt/runs",)
@@ -68,6 +68,39 @@ def test_the_case_studys_image_is_a_default_and_the_error_names_the_variable(ect
     assert "&id" not in done.stdout
     monkeypatch.setenv("ECTYPE_IMAGE", "ours:1")
     assert "image: ours:1" in ectype(*asked, "--index", "/mnt/runs/i.json").stdout
+
+
+def test_a_path_in_a_mounted_bucket_is_the_jobs_path(ectype):
+    asked = ("--index", "gs://b/i.json", "--weights", "gs://b/w", "--json")
+    [[command]] = json.loads(ectype(*VERBS["xpk"], *asked).stdout)["dry_run"]
+    assert "--index /mnt/b/i.json --weights /mnt/b/w" in command[-1]
+    asked = ("--index", "gs://my-runs/i.json", "--weights", "gs://my-runs/w", "--json")
+    made = json.loads(ectype(*VERBS["manifest"], *asked).stdout)["manifest"]
+    arguments = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "--index /mnt/runs/i.json --weights /mnt/runs/w" in " ".join(arguments)
+    for verb, how in (("xpk", "--mount gs://BUCKET=/PATH"), ("manifest", "--bucket BUCKET=/PATH")):
+        elsewhere = ectype(*VERBS[verb], "--index", "gs://other/i.json")
+        assert (elsewhere.exit_code, elsewhere.stdout) == (2, "")
+        assert "gs://other/i.json is in no mounted bucket" in elsewhere.stderr
+        assert how in elsewhere.stderr
+
+
+@pytest.mark.parametrize("flag", ["--index", "--weights", "--padded-rows", "--from"])
+def test_a_job_of_this_machine_has_inputs_that_are_there(ectype, tmp_path, flag):
+    for verb in ("submit", "resume-until-done"):
+        refused = ectype("local", verb, "toy-calm", "--run", "runs/calm", "--placement", "cpu-one", flag, "absent")
+        assert (refused.exit_code, f"{flag} absent: there is nothing" in refused.stderr) == (2, True), refused.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_in_json_is_one_object(ectype):
+    local = ("local", "submit", "toy-calm", "--run", "r", "--placement", "cpu-one", "--processes", "2", "--dry-run")
+    index = ("--index", "/mnt/b/i.json", "--json")
+    [two] = json.loads(ectype(*local, "--json").stdout)["dry_run"]
+    assert [command[-2:] for command in two] == [["--process", "0"], ["--process", "1"]]
+    [[create]] = json.loads(ectype(*VERBS["xpk"], *index).stdout)["dry_run"]
+    assert create[:3] == ["xpk", "workload", "create"]
+    assert json.loads(ectype(*VERBS["slurm"], *index).stdout)["dry_run"].startswith("#!")
 
 
 def test_a_dry_run_says_which_command_is_for_which_size(ectype):

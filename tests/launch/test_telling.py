@@ -122,6 +122,49 @@ def test_a_volume_is_refused_by_the_part_that_is_wrong():
             settings.parse_mounts((given,))
 
 
+@pytest.mark.parametrize(
+    ("flag", "good", "bad"),
+    [
+        ("cluster", ["c", "my-cluster-1"], ["", "My", "1c", "c-", "c;rm", "--all"]),
+        ("project", ["my-project", "example.com:my-project"], ["p", "My-project", "projects/my-project", "a" * 31]),
+        ("zone", ["us-central1-a", "europe-west4-b"], ["us-central1", "us-central1-a ", "a"]),
+        ("location", [None, "us-central1", "us-central1-a"], ["us", "", "us-central1-a-b"]),
+        ("namespace", ["default", "2nd"], ["", "a.b", "-a"]),
+    ],
+)
+def test_names_of_a_cluster_are_refused_by_their_flag(flag, good, bad):
+    where = {"cluster": "c", "project": "my-project", "zone": "us-central1-a", "location": None, "namespace": "default"}
+    for value in good:
+        assert getattr(settings.check_cluster(settings.Cluster(**where | {flag: value})), flag) == value
+    for value in bad:
+        with pytest.raises(EctypeError, match=f"--{flag} "):
+            settings.check_cluster(settings.Cluster(**where | {flag: value}))
+
+
+def test_a_folder_of_runs_is_a_bucket_or_an_absolute_path():
+    assert [settings.check_base(one) for one in ("gs://b1/runs/", "gs://my-runs", "/mnt/runs")] == [
+        "gs://b1/runs", "gs://my-runs", "/mnt/runs"
+    ]  # fmt: skip
+    for given in ("runs", "./runs", "gs:/b/runs", "gs://", "gs://B/runs", "s3://b/runs", ""):
+        with pytest.raises(EctypeError, match="--base"):
+            settings.check_base(given)
+
+
+def test_a_placement_is_for_the_machines_that_are_asked_for():
+    settings.check_platform("tpu7x-4x8x8", "tpu")
+    settings.check_platform("/mnt/only/there.yaml", "tpu")
+    for placement, platform in (("cpu", "tpu"), ("gpu-8xh100", "tpu"), ("tpu7x-4x8x8", "gpu")):
+        with pytest.raises(EctypeError, match=f"placement {placement}, for platform"):
+            settings.check_platform(placement, platform)
+
+
+def test_a_queue_has_a_name_that_kubernetes_knows():
+    assert settings.check_queue("team-a") == "team-a"
+    for queue in ("", "Team", "a b", "a" * 64):
+        with pytest.raises(EctypeError, match="--queue"):
+            settings.check_queue(queue)
+
+
 def test_a_size_is_asked_for_once():
     slices = [settings.Slice("tpu7x-512", 1, "a"), settings.Slice("tpu7x-128", 1, "b")]
     settings.check_distinct(slices)

@@ -1,6 +1,7 @@
 """`ectype status` over made-up run folders, and the Prometheus text read by an independent parser."""
 
 import json
+import os
 import threading
 import time
 
@@ -11,7 +12,8 @@ from ectype.cli.main import app
 from ectype.recipe.load import load_recipe, to_yaml
 from ectype.recipe.placement import Health, Placement
 from ectype.run.checkpoints import META_ITEM
-from ectype.run.heartbeats import Heartbeat, write_heartbeat
+from ectype.run import heartbeats
+from ectype.run.heartbeats import Heartbeat
 from ectype.run.manifest import Session, write_manifest
 from ectype.run.paths import RunFolder
 from ectype.run.prometheus import exposition
@@ -27,6 +29,12 @@ def heartbeat(process=0, **changes):
         "updating_seconds": 30.0, "session_seconds": 40.0, "ended": None, "error": None,
     }  # fmt: skip
     return Heartbeat(**values | changes)
+
+
+def write_heartbeat(run, beat):
+    """As the process wrote it at that time."""
+    heartbeats.write_heartbeat(run, beat)
+    os.utime(RunFolder(run).heartbeat(beat.process), (beat.at_unix_seconds,) * 2)
 
 
 @pytest.fixture
@@ -204,7 +212,22 @@ def test_what_is_no_run_and_options_that_do_not_fit_are_refused(run, tmp_path):
     ):
         result = invoke(*words)
         assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
-    run.heartbeat(0).parent.mkdir()
-    run.heartbeat(0).write_text('{"format": 2}')
-    result = invoke(run.path)
-    assert (result.exit_code, "delete" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("text", ["", '{"format": 1, "proc', '{"format": 2}', "[]"])
+def test_a_heartbeat_that_is_not_readable_hides_no_other_and_ages_with_its_file(run, text):
+    """As a crash of the file system cuts one short, or another version writes one."""
+    write_heartbeat(run.path, heartbeat(0))
+    run.heartbeat(1).write_text(text)
+    os.utime(run.heartbeat(1), (NOW - 10,) * 2)
+    assert run_status(run.path, NOW).findings == ()
+    os.utime(run.heartbeat(1), (NOW - 1000,) * 2)
+    found = run_status(run.path, NOW)
+    assert (found.state, [finding.process for finding in found.findings]) == ("stalled", [1])
+    assert "no sign for 1000 s, last: process-00001.json not readable" in found.findings[0].text
+
+
+def test_a_clock_that_is_ahead_makes_no_dead_process_alive(run):
+    write_heartbeat(run.path, heartbeat(0, processes=1, at_unix_seconds=NOW + 5000))
+    os.utime(run.heartbeat(0), (NOW - 1000,) * 2)
+    assert run_status(run.path, NOW).state == "lost"

@@ -78,7 +78,7 @@ def slurm_submit(given: dict[str, Any]) -> None:
     text = slurm_script(job, replace(training, coordinator="auto"))
     path = given["script"] or Path(f"{job.name}.sbatch")
     if given["dry_run"]:
-        print(text, end="")
+        emit({"dry_run": text}, given["json_output"], lambda: print(text, end=""))
         return
     completed = read_run(given["run"]).completed_updates  # where this machine sees the folder
     if training.until is not None and (completed or 0) >= training.until:
@@ -144,14 +144,16 @@ def _jobset(
 def manifest(given: dict[str, Any]) -> None:
     """Write a JobSet for Kueue. Example: ectype launch manifest toy-calm --run /mnt/calm --image IMAGE --queue Q ..."""
     from ectype.launch.manifest import jobset, manifest_text
-    from ectype.launch.settings import check_in_image, placement_for
+    from ectype.launch.settings import check_in_image, check_platform, placement_for
     from ectype.launch.submission import check_gpus, check_inputs, check_volumes
 
     if given["placement"] is None:
         slices = (given["device_type"] or "", given["num_slices"])
         given["placement"] = "gpu-8xh100" if given["gpus"] else placement_for(*slices)
     check_in_image(given["recipe"], given["placement"])
-    plan, training, out = _plan(given), _training(given), given["out"]
+    check_platform(given["placement"], "gpu" if given["gpus"] else "tpu")
+    plan, out = _plan(given), given["out"]
+    training = _training(_as_the_job_sees_them(given, dict(plan.buckets)))
     mounted = [path for _, path in plan.buckets + plan.claims]
     options.note([*check_inputs(training), *check_volumes(training, mounted)])
     if given["gpus"]:
@@ -169,7 +171,7 @@ def manifest(given: dict[str, Any]) -> None:
 def _plan(given: dict[str, Any]) -> "JobSetPlan":
     from ectype.launch.command import check_argument, check_environment, check_secrets
     from ectype.launch.manifest import JobSetPlan, gpu_machines, tpu_machines
-    from ectype.launch.settings import parse_volumes, require
+    from ectype.launch.settings import check_queue, parse_volumes, require
 
     require({"image": given["image"]})
     if given["gpus"] is None:
@@ -179,11 +181,20 @@ def _plan(given: dict[str, Any]) -> "JobSetPlan":
         machines = gpu_machines(given["gpus"], given["nodes"])
     check_argument(given["image"])
     return JobSetPlan(
-        _name(given), given["image"], given["queue"], machines,
+        _name(given), given["image"], check_queue(given["queue"]), machines,
         given["namespace"], given["priority"], tuple(check_environment(tuple(given["env"] or ())).items()),
         check_secrets(tuple(given["secret_env"] or ())), parse_volumes("--bucket", given["bucket"]),
         parse_volumes("--claim", given["claim"]), given["service_account"], given["failures"],
     )  # fmt: skip
+
+
+def _as_the_job_sees_them(given: dict[str, Any], buckets: dict[str, str]) -> dict[str, Any]:
+    """The paths of the job, those in a mounted bucket as paths of the mount."""
+    from ectype.launch.settings import in_job
+
+    mounts = {f"gs://{bucket}": path.rstrip("/") for bucket, path in buckets.items()}
+    names = ("run", "index", "weights", "padded_rows", "source")
+    return given | {name: in_job(given[name], mounts, "--bucket BUCKET=/PATH") for name in names}
 
 
 def _training(given: dict[str, Any]) -> "Training":

@@ -40,7 +40,7 @@ def submit(given: dict[str, Any]) -> None:
 
     what = _supervised(given)
     if given["dry_run"]:
-        options.show_commands(what.backend, f"{what.name}-1")
+        options.show_commands(what.backend, f"{what.name}-1", given["json_output"])
         return
     given["run"].parent.mkdir(parents=True, exist_ok=True)
     if (job := submit_once(what)) is None:
@@ -64,7 +64,7 @@ def resume_until_done(given: dict[str, Any]) -> int | None:
     """Restart it until done. Example: ectype launch local resume-until-done toy-calm --run runs/calm --processes 2"""
     what = _supervised(given)
     if given["dry_run"]:
-        options.show_commands(what.backend, f"{what.name}-1")
+        options.show_commands(what.backend, f"{what.name}-1", given["json_output"])
         return None
     given["run"].parent.mkdir(parents=True, exist_ok=True)
     return options.drive(options.with_supervision(what, given), given["json_output"])
@@ -144,7 +144,7 @@ def _supervised(given: dict[str, Any]) -> "Supervised":
     from ectype.launch.local_jobs import LocalJobs, local_backend
     from ectype.launch.run_record import read_run
     from ectype.launch.settings import name_from, target_of
-    from ectype.launch.submission import check_inputs
+    from ectype.launch.submission import check_inputs, check_paths
     from ectype.launch.supervise import Supervised
     from ectype.recipe.load import load_placement, load_recipe
     from ectype.run.paths import RunFolder
@@ -155,6 +155,7 @@ def _supervised(given: dict[str, Any]) -> "Supervised":
     target = target_of(given["recipe"], overrides, given["target_steps"])
     training = options.training_of(given, run, target)
     training.arguments()
+    check_paths(training)
     options.note(check_inputs(training, begun=RunFolder(given["run"]).manifest.is_file()))
     folder = options.state_of(given["state"], run)
     backend = local_backend(LocalJobs(folder.jobs, training, given["processes"]))

@@ -233,12 +233,20 @@ def last_tail(supervised: "Supervised") -> str:
     return str(stops[-1].get("log_tail", "")) if stops else ""
 
 
-def show_commands(backend: "Backend", name: str, size: int = 0) -> None:
-    """Print what a submission would run, one command a line, as a shell would take it."""
+def show_commands(backend: "Backend", name: str, json_output: bool, sizes: int = 1) -> None:
+    """Print what a submission would run, one command a line, as a shell would take it; for each of the sizes."""
     from ectype.launch.command import shell_text
 
-    for command in backend.commands(name, size):
-        print(shell_text(command))
+    commands = [backend.commands(name, size) for size in range(sizes)]
+
+    def show() -> None:
+        for size, of_size in enumerate(commands):
+            if sizes > 1:
+                print("# smaller" if size else "# first choice")
+            for command in of_size:
+                print(shell_text(command))
+
+    emit({"dry_run": commands}, json_output, show)
 
 
 def status_record(state: "StateFolder", backend: "Backend", read: "Reader") -> dict[str, Any]:

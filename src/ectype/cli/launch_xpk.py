@@ -88,7 +88,7 @@ def submit(given: dict[str, Any]) -> None:
 
     what = _supervised(given)
     if given["dry_run"]:
-        options.show_commands(what.backend, f"{what.name}-1")
+        options.show_commands(what.backend, f"{what.name}-1", given["json_output"])
         return
     if (job := submit_once(what)) is None:
         options.already_done(what.run, what.target_updates, given["json_output"])
@@ -112,10 +112,7 @@ def resume_until_done(given: dict[str, Any]) -> int | None:
     """Resubmit it until done. Example: ectype launch xpk resume-until-done olmo3-7b-stage1 --target-steps 1414078"""
     what, sizes = _supervised(given), 1 + len(given["or_smaller"] or ())
     if given["dry_run"]:
-        for size in range(sizes):
-            if sizes > 1:
-                print("# smaller" if size else "# first choice")
-            options.show_commands(what.backend, f"{what.name}-1", size)
+        options.show_commands(what.backend, f"{what.name}-1", given["json_output"], sizes)
         return None
     return options.drive(options.with_supervision(what, given, sizes), given["json_output"])
 
@@ -179,14 +176,15 @@ class _Named:
 
 def _named(given: dict[str, Any]) -> _Named:
     from ectype.launch.command import Training
-    from ectype.launch.settings import Cluster, check_name, require
+    from ectype.launch.settings import Cluster, check_base, check_cluster, check_name, require
     from ectype.launch.xpk import Container
     from ectype.launch.xpk_jobs import ClusterJobs, cluster_backend
 
     require({key: given[key] for key in ("name", "base", "cluster", "project", "zone")})
-    where = Cluster(given["cluster"], given["project"], given["zone"], given["location"], given["namespace"])
+    asked = ("cluster", "project", "zone", "location", "namespace")
+    where = check_cluster(Cluster(*(given[key] for key in asked)))
     jobs = ClusterJobs(where, Container(""), (), lambda placement: Training("", ""))
-    name, run = check_name(given["name"]), f"{given['base'].rstrip('/')}/{given['name']}"
+    name, run = check_name(given["name"]), f"{check_base(given['base'])}/{given['name']}"
     return _Named(name, run, options.state_of(given["state"], run), jobs, cluster_backend(jobs), _reader(run))
 
 
@@ -218,6 +216,7 @@ def _supervised(given: dict[str, Any]) -> "Supervised":
     settings.check_distinct(slices)
     for one in slices:
         settings.check_in_image(given["recipe"], settings.check_slice(one).placement)
+        settings.check_platform(one.placement, "tpu")
         training(one.placement).arguments()
     for value in (given["image"], *(given["storage"] or ())):
         check_argument(value)
@@ -247,6 +246,6 @@ def _training(given: dict[str, Any], run: str) -> "tuple[int, Callable[[str], Tr
 
     mounts = parse_mounts(tuple(given["mount"] or ()))
     target = target_of(given["recipe"], tuple(given["overrides"] or ()), given["target_steps"])
-    paths = {name: in_job(given[name], mounts) for name in ("weights", "padded_rows", "source")}
+    paths = {name: in_job(given[name], mounts) for name in ("index", "weights", "padded_rows", "source")}
     plain = options.training_of(given | paths, str(in_job(run, mounts)), target)
     return target, lambda placement: replace(plain, placement=placement, coordinator="auto")

@@ -111,14 +111,15 @@ def _look(folder: JobFolder) -> JobReport:
 
 
 def cancel(folder: JobFolder) -> str:
-    """Ask all processes to save and end."""
+    """Ask all processes to save and end; in words, why none could be asked."""
     try:
         # A keeper that has just been started can't be told yet.
         deadline = time.monotonic() + _START_SECONDS
         while _held(folder.keeper_lock) and not folder.file(Living).is_file() and time.monotonic() < deadline:
             time.sleep(0.05)
-        if _held(folder.keeper_lock):
-            os.kill(folder.read(Living).keeper, signal.SIGTERM)
+        if not _held(folder.keeper_lock):
+            return "none of its processes runs"
+        os.kill(folder.read(Living).keeper, signal.SIGTERM)
     except (OSError, EctypeError) as error:
         return _words(error)
     return ""

@@ -20,6 +20,7 @@ CAPACITIES = ("on-demand", "spot", "flex")
 MOST_CHARACTERS_OF_A_NAME = 28
 """Of a job, attempt included: xpk's limit for slices made of several cubes; it is 40 elsewhere."""
 _CHARACTERS_OF_AN_ATTEMPT = 6
+_CHARACTERS_OF_A_LABEL = 63
 _PLACEMENTS = {
     ("tpu7x-512", 1): "tpu7x-4x8x8", ("tpu7x-4x8x8", 1): "tpu7x-4x8x8", ("tpu7x-128", 1): "tpu7x-4x4x4",
     ("tpu7x-4x4x4", 1): "tpu7x-4x4x4", ("tpu7x-128", 2): "tpu7x-4x4x4-two-slices",
@@ -27,7 +28,12 @@ _PLACEMENTS = {
 }  # fmt: skip
 """Shipped placement by device type and slices. xpk counts cores, of which v5p and Ironwood have two a chip."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _VOLUME = re.compile(r"[a-z0-9]([-a-z0-9._]*[a-z0-9])?")
+_BASE = re.compile(rf"gs://{_VOLUME.pattern}(/.*)?|/.*")
+_PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][-a-z0-9]{4,28}[a-z0-9]")
+_REGION = re.compile(r"[a-z]+-[a-z]+\d+")
+_ZONE = re.compile(rf"{_REGION.pattern}-[a-z]")
 _TPU = re.compile(r"(tpu\d+x?|v\d+[a-z]*|v5litepod)-(\d+|\d+(x\d+){1,2})")
 
 
@@ -99,6 +105,63 @@ def name_from(run: str) -> str:
     """A name from a run folder's."""
     plain = re.sub(r"[^a-z0-9]+", "-", Path(run).name.lower()).strip("-")
     return check_name(plain if plain[:1].isalpha() else f"run-{plain}".rstrip("-"))
+
+
+def check_cluster(given: Cluster) -> Cluster:
+    """Refuse what names no cluster, project or place, by the flag.
+
+    Raises:
+        EctypeError: the first such.
+    """
+    label = "lower-case letters, digits and dashes"
+    forms: list[tuple[str, str, re.Pattern[str], str]] = [
+        ("--cluster", given.cluster, _NAME, label),
+        ("--project", given.project, _PROJECT, f"a project's ID: 6 to 30 {label}"),
+        ("--zone", given.zone, _ZONE, "a zone, as us-central1-a"),
+        ("--namespace", given.namespace, _LABEL, label),
+    ]  # fmt: skip
+    for flag, value, form, expected in forms:
+        if not form.fullmatch(value):
+            raise EctypeError(f"{flag} {value!r}", expected, "see `gcloud container clusters list`")
+    if given.location is not None and not (_REGION.fullmatch(given.location) or _ZONE.fullmatch(given.location)):
+        raise EctypeError(f"--location {given.location!r}", "a region or a zone", "as us-central1 or us-central1-a")
+    return given
+
+
+def check_base(base: str) -> str:
+    """The folder of runs, without a slash at its end.
+
+    Raises:
+        EctypeError: it is neither in a bucket nor an absolute path.
+    """
+    if not _BASE.fullmatch(base):
+        raise EctypeError(
+            f"--base {base!r}", "gs://BUCKET/FOLDER, or an absolute path that the job has", "as --base gs://my-runs/olmo"
+        )
+    return base.rstrip("/")
+
+
+def check_queue(queue: str) -> str:
+    """Name of a LocalQueue."""
+    if not _LABEL.fullmatch(queue) or len(queue) > _CHARACTERS_OF_A_LABEL:
+        raise EctypeError(f"--queue {queue!r}", "the name of a LocalQueue", "see `kubectl get localqueues`")
+    return queue
+
+
+def check_platform(placement: str, platform: Literal["gpu", "tpu"]) -> None:
+    """Refuse a placement for other machines than are asked for; one that only the job has is not looked at.
+
+    Raises:
+        EctypeError: that.
+    """
+    if only_in_job(placement):
+        return
+    found = load_placement(placement)
+    if found.platform != platform:
+        raise EctypeError(
+            f"placement {placement}, for platform {found.platform}", f"one for {platform}, which is asked for",
+            "choose another --placement; `ectype plan` says whether it fits",
+        )  # fmt: skip
 
 
 def check_priority(priority: str) -> str:
@@ -249,11 +312,12 @@ def target_of(recipe: str, overrides: tuple[str, ...], asked: int | None) -> int
     return duration if asked is None else asked
 
 
-def in_job(path: str | None, mounts: dict[str, str]) -> str | None:
+def in_job(path: str | None, mounts: dict[str, str], how: str = "--mount gs://BUCKET=/PATH") -> str | None:
     """A path as the job sees it: `gs://...` below a mounted bucket becomes a path of the mount.
 
     Args:
         mounts: path in the job by bucket or folder of a bucket.
+        how: the flag that names a mount.
 
     Raises:
         EctypeError: a bucket that is not mounted.
@@ -265,7 +329,7 @@ def in_job(path: str | None, mounts: dict[str, str]) -> str | None:
             return mount + path.removeprefix(prefix)
     raise EctypeError(
         f"{path} is in no mounted bucket", "a path of the job's file system, through which runs and weights are kept",
-        "mount the bucket (docs/launch.md) and say where with --mount gs://BUCKET=/PATH",
+        f"mount the bucket (docs/launch.md) and say where with {how}",
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """What is said of a submission before it is made: what cannot work is refused, what may not be meant is noted."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from ectype.errors import EctypeError
 from ectype.launch.command import Training
@@ -34,6 +35,17 @@ def check_inputs(training: Training, *, begun: bool = False) -> list[str]:
     return []
 
 
+def check_paths(training: Training) -> None:
+    """Refuse inputs that are not on this machine, where the job runs on it.
+
+    Raises:
+        EctypeError: names the first.
+    """
+    for flag, path in _inputs(training):
+        if not Path(path).exists():
+            raise EctypeError(f"{flag} {path}: there is nothing", "a file or folder of this machine", "check the path")
+
+
 def check_volumes(training: Training, mounted: Sequence[str]) -> list[str]:
     """Notes on paths of a pod that has volumes at the folders `mounted`, and a disk of its own that goes with it.
 
@@ -46,12 +58,10 @@ def check_volumes(training: Training, mounted: Sequence[str]) -> list[str]:
             f"--run {training.run} lies in no volume ({where}), but on the pod's own disk, which goes with the pod",
             "a run folder below a mounted volume", "mount one with --bucket BUCKET=/PATH or --claim CLAIM=/PATH",
         )  # fmt: skip
-    paths = {"--index": training.index, "--weights": training.weights, "--padded-rows": training.padded_rows}
-    paths["--from"] = training.source
     return [
         f"{flag} {path} lies in no volume: it must be in the image"
-        for flag, path in paths.items()
-        if path is not None and not path.startswith("package:") and not _within(path, mounted)
+        for flag, path in _inputs(training)
+        if not _within(path, mounted)
     ]
 
 
@@ -91,6 +101,13 @@ def check_gpus(training: Training, nodes: int, gpus_per_node: int | None) -> Non
     sizes = mesh_sizes(placement, nodes * gpus_per_node)
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
     check_fit(load_recipe(training.recipe, training.overrides), mesh, placement)
+
+
+def _inputs(training: Training) -> list[tuple[str, str]]:
+    """Flag and path of each input that was named, but for those that ship with Ectype."""
+    given = [("--index", training.index), ("--weights", training.weights), ("--padded-rows", training.padded_rows)]
+    given.append(("--from", training.source))
+    return [(flag, path) for flag, path in given if path is not None and not path.startswith("package:")]
 
 
 def _within(path: str, folders: Sequence[str]) -> bool:

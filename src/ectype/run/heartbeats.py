@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
+from ectype.errors import EctypeError
 from ectype.recipe.parse import read_record
 from ectype.recipe.spec import Section
 from ectype.run.health import Activity, End, Sign
@@ -62,9 +63,28 @@ def remove_heartbeats(run_dir: Path) -> None:
 def read_heartbeats(run_dir: Path) -> list[Heartbeat]:
     """All processes' last signs, by number; none of a run that never had any.
 
-    Raises:
-        EctypeError: a file that no process of this version wrote.
+    A clock that is ahead makes nobody younger than the file, and a file that a crash cut or another version wrote still
+    says of whom and when it is.
     """
-    run = RunFolder(run_dir)
-    mend = f"delete {run.heartbeats}: the next start of the run makes it anew"
-    return [read_record(path, Heartbeat, "heartbeat", "ectype train", mend) for path in run.heartbeat_files()]
+    return [read for path in RunFolder(run_dir).heartbeat_files() if (read := _read(path)) is not None]
+
+
+def _read(path: Path) -> Heartbeat | None:
+    """None where it vanished, as when a session begins."""
+    try:
+        written = path.stat().st_mtime
+        beat = read_record(path, Heartbeat, "heartbeat", "ectype train", "it is written anew")
+    except FileNotFoundError:
+        return None
+    except EctypeError:
+        return _unreadable(path, written) if path.exists() else None
+    return beat.model_copy(update={"at_unix_seconds": min(beat.at_unix_seconds, written)})
+
+
+def _unreadable(path: Path, written: float) -> Heartbeat:
+    process = RunFolder.process_of_heartbeat(path)
+    return Heartbeat(
+        process=process, processes=process + 1, host="a host", at_unix_seconds=written, phase=f"{path.name} not readable",
+        phase_seconds=0.0, activity="other", step=0, own_seconds=None, probe_seconds=None, updating_seconds=0.0,
+        session_seconds=0.0, ended=None, error=None,
+    )  # fmt: skip

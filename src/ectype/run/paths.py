@@ -74,9 +74,14 @@ class RunFolder:
         """What one process last said of itself."""
         return self.heartbeats / f"process-{process:05d}.json"
 
+    @staticmethod
+    def process_of_heartbeat(path: Path) -> int:
+        """The number of the process whose sign `path` is."""
+        return int(path.stem.removeprefix("process-"))
+
     def heartbeat_files(self) -> list[Path]:
         """Those that are there, by number of the process."""
-        return sorted(self.heartbeats.glob("process-*.json"))
+        return sorted(self.heartbeats.glob(f"process-{'[0-9]' * 5}.json"))
 
     def evaluation(self, step: int) -> Path:
         """The evaluation of one landmark."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ectype.errors import EctypeError
 from ectype.run.checkpoints import newest_step
 from ectype.run.health import (
     BAD_STATES,
@@ -89,7 +88,7 @@ def run_status(run_dir: Path, now_unix_seconds: float | None = None) -> RunStatu
     now = time.time() if now_unix_seconds is None else now_unix_seconds
     RunFolder(run_dir).require()
     recipe, manifest = load_run_recipe(run_dir), read_manifest(run_dir)
-    policy, beats = manifest.placement.health, _current_heartbeats(run_dir)
+    policy, beats = manifest.placement.health, read_heartbeats(run_dir)
     signs = tuple(beat.sign(now) for beat in beats)
     rows = last_rows(run_dir, _ROWS)
     first = manifest.sessions[-1].from_step if manifest.sessions else 0
@@ -111,16 +110,6 @@ def run_status(run_dir: Path, now_unix_seconds: float | None = None) -> RunStatu
         left_seconds=left_seconds(target - completed, recent, goodput),
         processes=signs, findings=findings,
     )  # fmt: skip
-
-
-def _current_heartbeats(run_dir: Path) -> list[Heartbeat]:
-    """Those of the last session. A file may vanish between listing and reading, as when a session begins."""
-    for _ in range(3):
-        try:
-            return read_heartbeats(run_dir)
-        except EctypeError:
-            time.sleep(0.05)
-    return read_heartbeats(run_dir)
 
 
 def _updates(rows: Sequence[Row]) -> Updates:
