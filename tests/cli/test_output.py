@@ -35,3 +35,16 @@ def test_work_of_a_few_seconds_prints_no_progress_where_no_terminal_is(capsys: p
         progress("train", 1, 640)
         progress("train", 640, 640)
     assert capsys.readouterr().err == ""
+
+
+def test_a_line_where_no_terminal_is_says_how_long_it_takes_still(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the pace since the work was taken up, not since its first unit: a resumed one began in the middle."""
+    seconds = iter((100.0, 100.0, 130.0, 131.0, 145.0))
+    monkeypatch.setattr("ectype.cli.output.time.monotonic", lambda: next(seconds))
+    with ProgressBar() as progress:
+        for done in (320, 380, 381, 600):
+            progress("train", done, 640)
+    assert capsys.readouterr().err.splitlines() == [
+        "train: 380/640, about 2:10 left",
+        "train: 600/640, about 0:06 left",
+    ]

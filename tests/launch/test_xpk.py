@@ -215,7 +215,7 @@ def test_c58_a_supervisor_that_gives_up_says_why_and_the_script_begins_no_second
     process = script(*asked, environment=tools, cwd=tmp_path)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 1, errors
-    assert "stopped: 1 failures in a row without progress; the last: the submission was lost" in output
+    assert "stopped: 1 failure without progress; the last: the submission was lost" in output
     assert [call[call.index("--workload") + 1] for call in world.calls("xpk", "workload", "create")] == ["stage1-1"]
 
 

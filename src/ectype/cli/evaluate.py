@@ -91,6 +91,9 @@ def evaluate(
         _evaluate_weights(run, given, compute, json_output)
     else:
         _refuse(given, ("top",), "without --store")
+        for all_of_them in ("follow", "status"):
+            if all_of_them in given:
+                _refuse(given, ("landmark",), f"with --{all_of_them}, which takes all landmarks")
         _evaluate_run(run, given, compute, json_output)
 
 

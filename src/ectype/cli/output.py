@@ -88,7 +88,7 @@ def number(value: float | None, form: str) -> str:
 
 
 class ProgressBar:
-    """A `Progress` that draws bars with an ETA on standard error, or a line every ten seconds without a terminal."""
+    """A `Progress` that draws bars on standard error, or a line every ten seconds without a terminal, with an ETA."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -107,6 +107,8 @@ class ProgressBar:
         self._bars = Progress(*columns, TimeRemainingColumn(), detail, console=self._console, transient=True)
         self._tasks: dict[str, Any] = {}
         self._last_line_seconds = time.monotonic()
+        self._began: dict[str, tuple[float, int]] = {}
+        """When each task without a bar began, and at what count."""
         self.detail = ""
         """Shown behind the bar that is drawn next."""
 
@@ -122,14 +124,24 @@ class ProgressBar:
     def __call__(self, label: str, done: int, total: int) -> None:
         if not self._console.is_terminal:
             now = time.monotonic()
+            began, from_count = self._began.setdefault(label, (now, done))
             if now - self._last_line_seconds > 10:
                 self._last_line_seconds = now
                 place = f"{label}: {done}/{total}" if total else f"{label}: {done}"
-                print(f"{place}  {self.detail}".rstrip(), file=sys.stderr)
+                left = _left(total - done, (done - from_count) / (now - began)) if now > began else ""
+                print(f"{place}{left}  {self.detail}".rstrip(), file=sys.stderr)
             return
         if label not in self._tasks:
             self._tasks[label] = self._bars.add_task(label, total=total or None, detail="")
         self._bars.update(self._tasks[label], completed=done, total=total or None, detail=self.detail)
+
+
+def _left(units: int, units_per_second: float) -> str:
+    """Time to the end at this pace; nothing where there is no pace or no end."""
+    if units <= 0 or units_per_second <= 0:
+        return ""
+    minutes, seconds = divmod(round(units / units_per_second), 60)
+    return f", about {minutes}:{seconds:02} left"
 
 
 def _fail(error: EctypeError, json_output: bool) -> None:

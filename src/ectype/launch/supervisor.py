@@ -285,7 +285,8 @@ def _again_without_progress(
     memory = _with(memory, **{f"{what}_without_progress": count})
     most = getattr(policy, what)
     if count >= most:
-        return _stop(memory, seen, f"{count} {what} in a row without progress; the last: {why}")
+        words = f"{count} {what} in a row" if count > 1 else f"1 {what.removesuffix('s')}"
+        return _stop(memory, seen, f"{words} without progress; the last: {why}")
     doublings = min(count - 1, _MOST_DOUBLINGS)
     pause = min(policy.first_pause_seconds * 2**doublings, policy.longest_pause_seconds)
     words = f"{why}; {count} of {most} {what} without progress, next try in {pause:.0f} s"

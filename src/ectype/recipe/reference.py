@@ -138,6 +138,8 @@ def _paths(value: Any) -> list[Path]:
     return [value] if isinstance(value, Path) else []
 
 
+_NOTHING = {"", "nan", "+nan", "-nan", "null", "none", "na", "n/a"}
+"""Cells, in small letters, that hold no number and mean it."""
 COLUMNS_MEND = "correct the column names under `log` in the reference"
 
 
@@ -151,8 +153,8 @@ def read_training_log(log: Log, mend: str = COLUMNS_MEND) -> TrainingLog:
         mend: what to do about a column that is not there.
 
     Raises:
-        EctypeError: a named column is absent or stands there for several runs, a step is no whole number, or the file
-            has no rows of single steps.
+        EctypeError: a named column is absent or stands there for several runs, a step is no whole number, a cell holds
+            words, or the file has no rows of single steps.
     """
     named = {name: getattr(log, name) for name in ("step", *_NUMBERS) if getattr(log, name) is not None}
     try:
@@ -170,7 +172,7 @@ def read_training_log(log: Log, mend: str = COLUMNS_MEND) -> TrainingLog:
     by_step = {_step_number(row[columns["step"]], log.path): row for row in single}
     steps = sorted(by_step)
     series = {
-        name: np.array([_number(by_step[step][column]) for step in steps], np.float64)
+        name: np.array([_cell(by_step[step][column], log.path, column, step) for step in steps], np.float64)
         for name, column in columns.items()
         if name != "step"
     }
@@ -199,6 +201,16 @@ def _step_number(text: str | None, path: Path) -> int:
     if not 0 <= value < 1 << 53 or value != int(value):
         raise EctypeError(f"log {path}: step {text!r}", "a whole number in every row", "correct the step column")
     return int(value)
+
+
+def _cell(text: str | None, path: Path, column: str, step: int) -> float:
+    """The number in a cell; NaN where nothing was logged."""
+    value, words = _number(text), (text or "").strip()
+    if math.isnan(value) and words.lower() not in _NOTHING:
+        raise EctypeError(
+            f"log {path}: {column} of step {step} is {words!r}", "a number, NaN or an empty cell", "correct the column"
+        )
+    return value
 
 
 def _number(text: str | None) -> float:
