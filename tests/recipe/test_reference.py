@@ -70,7 +70,8 @@ def test_a_folder_without_the_file_is_no_reference(tmp_path: Path) -> None:
 
 def test_an_exported_log_is_read_whatever_its_gaps_and_words(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
-    path.write_text('\ufeff"Step","train/loss","skip"\n2,1.5,false\n1,2.5,true\n3,,NaN\n4,n/a,\n2,1.25,0\n', encoding="utf-8")
+    rows = "2,1.5,false\n1,2.5,true\n3,,NaN\n4,n/a,\n2,1.25,0\n"
+    path.write_text(f'\ufeff"Step","train/loss","skip"\n{rows}', encoding="utf-8")
     log = read_training_log(Log(path=path, step="Step", loss="train/loss", skipped="skip"))
     assert log.steps.tolist() == [1, 2, 3, 4]
     assert log.loss[:2].tolist() == [2.5, 1.25]
@@ -90,7 +91,7 @@ def test_an_exported_log_is_read_whatever_its_gaps_and_words(tmp_path: Path) -> 
         ("step,loss\n-1,2\n", "step '-1'"),
         ("step,loss\ninf,2\n", "step 'inf'"),
         ("step,loss\n1,2\n2,abc\n", "loss of step 2 is 'abc'"),
-        ("step,loss\n1,\"2,5\"\n", "loss of step 1 is '2,5'"),
+        ('step,loss\n1,"2,5"\n', "loss of step 1 is '2,5'"),
     ],
 )
 def test_a_log_that_does_not_say_what_it_should_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from ectype.cli.main import app
 from ectype.recipe.load import load_recipe, to_yaml
 from ectype.recipe.placement import Health, Placement
-from ectype.run.checkpoints import META_ITEM
 from ectype.run import heartbeats
+from ectype.run.checkpoints import META_ITEM
 from ectype.run.heartbeats import Heartbeat
 from ectype.run.manifest import Session, write_manifest
 from ectype.run.paths import RunFolder

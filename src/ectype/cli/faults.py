@@ -8,6 +8,7 @@ import typer
 
 from ectype.cli.output import JSON_OPTION, ProgressBar, console, emit, plain_table, verb
 
+OUT_ARGUMENT = typer.Argument(metavar="OUT", help="Folder to work in; a matrix begun there goes on.")
 REGIME_OPTION = typer.Option("--regime", help="`replay` or `re-run`; may repeat. Default: both.")
 FAULT_OPTION = typer.Option("--fault", help="A fault by name; may repeat. Default: all of them (docs/faults.md).")
 LIST_OPTION = typer.Option("--list", help="Only name the faults and say what each is.")
@@ -16,7 +17,7 @@ RUN_OPTION = typer.Option("--run", help="Also keep the matrix in this run folder
 
 @verb
 def faults(
-    out: Annotated[Path | None, typer.Argument(metavar="OUT", help="Folder to work in; a matrix begun goes on.")] = None,
+    out: Annotated[Path | None, OUT_ARGUMENT] = None,
     regime: Annotated[list[str] | None, REGIME_OPTION] = None,
     fault: Annotated[list[str] | None, FAULT_OPTION] = None,
     honest: Annotated[int, typer.Option(min=0, help="Honest runs in each regime.")] = 10,

@@ -51,8 +51,8 @@ def main() -> None:
         if end.code == EXIT_STOPPED or (end.code and in_a_job()):
             leave_at_once(int(end.code))
         raise
-    except BaseException:
+    except BaseException as fault:
         if not in_a_job():
             raise
-        sys.excepthook(*sys.exc_info())
+        sys.excepthook(type(fault), fault, fault.__traceback__)
         leave_at_once(1)

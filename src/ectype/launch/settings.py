@@ -136,7 +136,9 @@ def check_base(base: str) -> str:
     """
     if not _BASE.fullmatch(base):
         raise EctypeError(
-            f"--base {base!r}", "gs://BUCKET/FOLDER, or an absolute path that the job has", "as --base gs://my-runs/olmo"
+            f"--base {base!r}",
+            "gs://BUCKET/FOLDER, or an absolute path that the job has",
+            "as --base gs://my-runs/olmo",
         )
     return base.rstrip("/")
 

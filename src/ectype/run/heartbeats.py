@@ -84,7 +84,7 @@ def _read(path: Path) -> Heartbeat | None:
 def _unreadable(path: Path, written: float) -> Heartbeat:
     process = RunFolder.process_of_heartbeat(path)
     return Heartbeat(
-        process=process, processes=process + 1, host="a host", at_unix_seconds=written, phase=f"{path.name} not readable",
-        phase_seconds=0.0, activity="other", step=0, own_seconds=None, probe_seconds=None, updating_seconds=0.0,
-        session_seconds=0.0, ended=None, error=None,
+        process=process, processes=process + 1, host="a host", at_unix_seconds=written,
+        phase=f"{path.name} not readable", phase_seconds=0.0, activity="other", step=0, own_seconds=None,
+        probe_seconds=None, updating_seconds=0.0, session_seconds=0.0, ended=None, error=None,
     )  # fmt: skip
