@@ -5,7 +5,7 @@
 Kills take turns: one process, all of them, the supervisor itself; SIGKILL and SIGTERM; some inside a save. In the
 middle a crash at one update is injected, over which the supervisor must stop after two tries; then it is mended and a
 new supervisor goes on. The loss curve must be that of an undisturbed run, bit by bit. One JSON line per figure; exit 1
-on a miss. Twenty minutes on two busy cores.
+on a miss. Seven to twenty minutes on two cores, as busy as they are.
 """
 
 import argparse

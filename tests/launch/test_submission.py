@@ -93,6 +93,13 @@ def test_a_job_of_this_machine_has_inputs_that_are_there(ectype, tmp_path, flag)
     assert not (tmp_path / "runs").exists()
 
 
+def test_the_target_has_the_name_that_training_gives_it_too(ectype):
+    asked = ("local", "submit", "toy-calm", "--run", "r", "--placement", "cpu-one", "--dry-run")
+    named = {ectype(*asked, flag, "7").stdout for flag in ("--target-steps", "--until")}
+    assert len(named) == 1
+    assert "--until 7" in named.pop()
+
+
 def test_a_dry_run_in_json_is_one_object(ectype):
     local = ("local", "submit", "toy-calm", "--run", "r", "--placement", "cpu-one", "--processes", "2", "--dry-run")
     index = ("--index", "/mnt/b/i.json", "--json")

@@ -31,8 +31,8 @@ WEIGHTS_OPTION = typer.Option(envvar="LOAD_PARAMETERS_PATH", help="Step-0 weight
 PADDED_ROWS_OPTION = typer.Option("--padded-rows", help="Side file with rows that a Hugging Face export dropped.")
 SOURCE_OPTION = typer.Option("--from", metavar="RUN_OR_CHECKPOINT", help="What a later stage goes on from.")
 TARGET_OPTION = typer.Option(
-    "--target-steps", envvar="STEPS_OVERRIDE", min=1,
-    help="Completed updates at which the run is done; it becomes --until of `ectype train`.",
+    "--target-steps", "--until", envvar="STEPS_OVERRIDE", min=1,
+    help="Completed updates at which the run is done, the --until of `ectype train`.",
 )  # fmt: skip
 STATE_OPTION = typer.Option("--state", help="The supervisor's folder. Default: beside the run, RUN.launch.")
 DRY_RUN_OPTION = typer.Option("--dry-run", help="Print exactly what would run, and run nothing.")
