@@ -165,11 +165,16 @@ def test_a_queue_has_a_name_that_kubernetes_knows():
             settings.check_queue(queue)
 
 
-def test_a_size_is_asked_for_once():
-    slices = [settings.Slice("tpu7x-512", 1, "a"), settings.Slice("tpu7x-128", 1, "b")]
-    settings.check_distinct(slices)
-    with pytest.raises(EctypeError, match="--or-smaller tpu7x-128 x 1, which is asked for already"):
-        settings.check_distinct([*slices, settings.Slice("tpu7x-128", 1, "c")])
+def test_each_size_is_smaller_than_those_before_it():
+    """However it is named: xpk counts two cores a chip for Ironwood and v5p, and one for v6e."""
+    assert [settings.chips_of(one) for one in ("tpu7x-512", "tpu7x-4x8x8", "v5p-256", "v5p-4x4x8", "v6e-256")] == [
+        ("tpu7x", 256), ("tpu7x", 256), ("v5p", 128), ("v5p", 128), ("v6e", 256)
+    ]  # fmt: skip
+    first = settings.Slice("tpu7x-512", 1, "a")
+    settings.check_smaller([first, settings.Slice("v5p-512", 1, "b"), settings.Slice("tpu7x-128", 2, "c")])
+    for device_type, count in (("tpu7x-512", 1), ("tpu7x-4x8x8", 1), ("tpu7x-256", 2), ("tpu7x-1024", 1)):
+        with pytest.raises(EctypeError, match="fewer than 256, which are asked for before it"):
+            settings.check_smaller([first, settings.Slice(device_type, count, "b")])
 
 
 def test_capacities():

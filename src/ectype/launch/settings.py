@@ -1,5 +1,6 @@
 """What a launch needs to know, checked at once: where the cluster is, what runs there, and where the run lies."""
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ _PLACEMENTS = {
     ("tpu7x-4x4x4", 2): "tpu7x-4x4x4-two-slices", ("v5p-256", 1): "v5p-4x4x8", ("v5p-4x4x8", 1): "v5p-4x4x8",
 }  # fmt: skip
 """Shipped placement by device type and slices. xpk counts cores, of which v5p and Ironwood have two a chip."""
+_CORES_OF_A_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5p": 2, "tpu7x": 2}
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _VOLUME = re.compile(r"[a-z0-9]([-a-z0-9._]*[a-z0-9])?")
@@ -238,21 +240,33 @@ def parse_slice(text: str) -> Slice:
     return check_slice(Slice(device_type, int(count) if times else 1, placement))
 
 
-def check_distinct(slices: list[Slice]) -> None:
-    """Refuse a size that is asked for twice: to wait for it again would be to wait no less.
+def chips_of(device_type: str) -> tuple[str, int]:
+    """Generation and chips of a slice as xpk names it, by its topology or its count.
+
+    Of the generations with two cores a chip xpk counts cores (`_CORES_OF_A_CHIP`); of the others, chips.
+    """
+    generation, _, size = device_type.rpartition("-")
+    if "x" in size:
+        return generation, math.prod(int(part) for part in size.split("x"))
+    return generation, int(size) // _CORES_OF_A_CHIP.get(generation, 1)
+
+
+def check_smaller(slices: list[Slice]) -> None:
+    """Refuse a size no smaller than one before it: to wait for it would be to wait no less.
 
     Raises:
         EctypeError: names it.
     """
-    seen: set[tuple[str, int]] = set()
+    fewest: dict[str, int] = {}
     for one in slices:
-        machines = (one.device_type, one.num_slices)
-        if machines in seen:
+        generation, chips = chips_of(one.device_type)
+        chips *= one.num_slices
+        if chips >= fewest.get(generation, chips + 1):
             raise EctypeError(
-                f"--or-smaller {one.device_type} x {one.num_slices}, which is asked for already",
-                "fewer machines than those asked for before", "name a smaller slice, or drop it",
+                f"--or-smaller {one.device_type} x {one.num_slices}, {chips} chips",
+                f"fewer than {fewest[generation]}, which are asked for before it", "name a smaller slice, or drop it",
             )  # fmt: skip
-        seen.add(machines)
+        fewest[generation] = chips
 
 
 def check_slice(asked: Slice) -> Slice:
