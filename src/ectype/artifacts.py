@@ -9,10 +9,13 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ectype.errors import EctypeError
+
+_LARGE_BYTES = 1 << 26
 
 
 @contextmanager
@@ -121,7 +124,16 @@ def parse_json(text: str | bytes, unique: Callable[[list[tuple[str, Any]]], Any]
 
 
 def sha256_of_file(path: Path) -> str:
-    """SHA-256 (hex) of the bytes of the file at `path`."""
+    """SHA-256 (hex) of the bytes of the file at `path`; a large one is read once in a process while it stays."""
+    stat = path.stat()
+    if stat.st_size >= _LARGE_BYTES:
+        return _sha256_of_large(path.absolute(), stat.st_size, stat.st_mtime_ns)
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@lru_cache(maxsize=4096)
+def _sha256_of_large(path: Path, size: int, modified_ns: int) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

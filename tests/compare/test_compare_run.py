@@ -107,6 +107,7 @@ def test_an_evaluation_of_other_weights_does_not_count(copy: Copy, reference: Re
     _, record = compare_run(run, reference, no_noise())
     assert record.verdict == "not enough evidence"
     assert record.landmarks.stale == (640,)
+    assert "the record of landmark 640 does not count: our weights changed since it was measured" in record.reason
 
 
 @pytest.mark.parametrize(
@@ -397,7 +398,7 @@ def test_twins_of_other_data_seeds_judge_a_reference_that_read_another_order(
     verdict, record = compare_run(run, reference, noise)
     assert "data order" not in {criterion.name for criterion in record.criteria}
     assert record.horizon.first_step_beyond == 1
-    assert "3 twins that read the data in other orders" in record.horizon.text
+    assert "3 twins of this run that read the data in other orders" in record.horizon.text
     assert record.horizon.noise_source == "3 twins of this run with other data seeds"
     assert verdict.answer == "same model"
     assert compare_run(run, reference, no_noise())[0].answer == "not the same model"

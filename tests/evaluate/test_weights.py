@@ -172,5 +172,11 @@ def test_the_command_compares_weights_and_stores_references(
     bounded = run(ours, "--against", record)["evaluations"][record]
     assert bounded["overall"]["kl_mean"] < beside["overall"]["kl_mean"] < bounded["overall"]["kl_upper_mean"]
     assert "top 16" in CliRunner().invoke(app, ["evaluate", ours, "--against", record]).stdout
+    for characters in ("70", "200"):
+        command = ["evaluate", ours, *held_out, "--against", other]
+        told = CliRunner(env={"COLUMNS": characters}).invoke(app, command).stdout
+        heads = ("domain", "loss", "perplexity", "bits/byte", "reference", "KL mean", "KL p99", "KL max", "top-1")
+        assert all(head in told for head in heads), told
+        assert "…" not in told
     for wrong in (["--against", record, *held_out], ["--against", other], ["--store", record], [], ["--top", "3"]):
         assert "error" in run(ours, *wrong, code=2)

@@ -11,7 +11,7 @@ import typer
 from ectype.cli import launch
 from ectype.errors import EctypeError
 from ectype.launch import settings
-from ectype.launch.command import Training, check_environment, check_secrets
+from ectype.launch.command import Ran, Training, check_environment, check_secrets
 from ectype.launch.events import Webhook, append_event, post, read_events
 from ectype.launch.exits import in_words, taken_away
 from ectype.launch.log_text import last_error
@@ -298,3 +298,22 @@ def test_an_address_in_the_place_of_a_reference_is_refused_and_not_repeated(webh
     with pytest.raises(EctypeError) as caught:
         webhook.check()
     assert "zzz" not in str(caught.value)
+
+
+def test_what_a_program_says_went_wrong_is_told_and_not_how_it_ends():
+    gcloud = (
+        "ERROR: (gcloud.storage.ls) You do not currently have an active account selected.\nPlease run:\n\n"
+        "  $ gcloud auth login\n\nto select an already authenticated account to use.\n"
+    )
+    assert Ran(1, "", gcloud).last_words.endswith("You do not currently have an active account selected.")
+    assert Ran(1, "", "warming up\nboom\n").last_words == "boom"
+    assert Ran(3, "x", " \n").last_words == "exit 3, 1 characters of output"
+
+
+def test_a_path_of_this_machine_is_no_path_of_a_job():
+    assert [settings.in_job(path, {}) for path in (None, "/mnt/i.json", "package:demo/bundle")] == [
+        None, "/mnt/i.json", "package:demo/bundle"
+    ]  # fmt: skip
+    for path in ("runs/i.json", "./i.json", "s3://b/i.json"):
+        with pytest.raises(EctypeError, match="a path of this machine"):
+            settings.in_job(path, {})

@@ -1,6 +1,7 @@
 """The page as a whole: what it says for each verdict and for each missing input, and that it stands alone."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -14,8 +15,9 @@ import pytest
 from fabricated_run import make_run
 from typer.testing import CliRunner
 
-from ectype.artifacts import write_json
+from ectype.artifacts import package_path, write_json
 from ectype.cli.main import app
+from ectype.compare.record import changed_since, read_verdict
 from ectype.compare.runner import compare_run
 from ectype.compare.trajectory_criteria import STEP_LOSS
 from ectype.compare.twins import no_noise
@@ -210,6 +212,31 @@ def test_a_verdict_on_records_that_changed_since_is_no_verdict(compared: Path, t
         assert 'class="verdict none"' in page
         assert "The verdict is out of date" in _visible(page)
         assert f"of records that have changed since: {name}." in _visible(page)
+
+
+def test_a_verdict_on_a_reference_that_changed_since_is_no_verdict(compared: Path, tmp_path: Path) -> None:
+    """Weights, held-out text, log and batches, whether or not their sizes change; a touched file is the same file."""
+    run, bundle = tmp_path / "run", tmp_path / "bundle"
+    shutil.copytree(compared, run)
+    shutil.copytree(package_path("package:demo/bundle"), bundle)
+    compare_run(run, load_reference(bundle), no_noise())
+    judged = read_verdict(run).inputs
+    assert all((bundle / name).is_file() for name in ("log.csv", "batches.json", "hf/step640/model.safetensors"))
+    for name in ("log.csv", "batches.json", "hf/step640/model.safetensors", "tokens/heldout/kjv.npy"):
+        file = bundle / name
+        assert str(file) in judged
+        before = file.read_bytes()
+        os.utime(file, ns=(1, 1))
+        assert load_records(run).changed_since_verdict == ()
+        for after in (before[:-2] + bytes(byte ^ 1 for byte in before[-2:]), before + b"\n"):
+            file.write_bytes(after)
+            os.utime(file, ns=(2, 2))
+            assert changed_since(run, read_verdict(run), read_verdict(run).recipe_hash) == (str(file),)
+        file.write_bytes(before)
+        assert load_records(run).changed_since_verdict == ()
+    assert str(bundle / "noise.json") not in judged, "no tolerance came from it"
+    shutil.rmtree(bundle)
+    assert load_records(run).changed_since_verdict == (), "of what is not here nothing is said"
 
 
 def test_what_is_missing_is_said_plainly(run_dir: Path, tmp_path: Path) -> None:

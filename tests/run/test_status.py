@@ -69,7 +69,7 @@ def test_a_run_that_trains(run):
     assert found.session_goodput == 0.75
     assert found.left_seconds == pytest.approx(1.99 * 620 / 0.75)
     assert [sign.age_seconds for sign in found.processes] == [4.0, 4.0]
-    assert found.words == "step 21 for 4 s; last sign 4 s ago"
+    assert found.words == "last sign 4 s ago: step 21 for 0 s"
 
 
 def test_a_run_that_hangs_names_the_process(run):

@@ -84,6 +84,12 @@ def test_model_with_another_count_of_layers_is_refused(checkpoint):
         load_weights(checkpoint, model=olmo_model(n_layers=7, trained_rows=48))
 
 
+def test_rows_that_an_export_dropped_are_named_with_what_brings_them_back(checkpoint):
+    with pytest.raises(EctypeError, match="rows is 48, not 64") as refused:
+        load_weights(checkpoint, model=MODEL.model_copy(update={"trained_rows": 64}))
+    assert "--padded-rows FILE, or with --trained-rows 64" in refused.value.mend
+
+
 def test_other_layer_layout_is_refused_not_guessed(checkpoint):
     """The same layers, stacked in another pattern: [8, 8, 8, full] twice over is the same model, but another tree."""
     twice = (8, 8, 8, None, 8, 8)

@@ -13,6 +13,7 @@ from ectype.cli.output import (
     emit,
     number,
     plain_table,
+    share,
     verb,
 )
 
@@ -71,7 +72,7 @@ def _write_noise(path: Path, noise: Any) -> None:
 
 def _show(record: "VerdictRecord", run: Path) -> None:
     from ectype.compare.criteria import Outcome
-    from ectype.compare.held_out_criteria import LOSS_BY_SET
+    from ectype.compare.held_out_criteria import LOSS_BY_SET, TOP1
     from ectype.compare.ranking import folded
     from ectype.run.paths import RunFolder
 
@@ -82,7 +83,10 @@ def _show(record: "VerdictRecord", run: Path) -> None:
         kind = "sets" if criterion.name == LOSS_BY_SET else "domains"
         name = f"its worst of {others} {kind}: {criterion.domain}" if others else criterion.name
         bound = "none" if criterion.tolerance is None else format(criterion.tolerance, ".4g")
-        table.add_row(name, where, number(criterion.measured, ".3g"), bound, marks[criterion.outcome])
+        whole = criterion.name == TOP1
+        measured = share(criterion.measured) if whole else number(criterion.measured, ".3g")
+        bound = share(criterion.tolerance) if whole and criterion.tolerance is not None else bound
+        table.add_row(name, where, measured, bound, marks[criterion.outcome])
     out = console()
     out.print(table)
     for note, names in open_questions(record).items():

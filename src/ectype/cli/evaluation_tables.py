@@ -1,13 +1,16 @@
 """Evaluations as tables for people."""
 
-import math
 from typing import TYPE_CHECKING, Any
 
-from ectype.cli.output import console, number, plain_table
+from ectype.cli.output import console, number, plain_table, share
 
 if TYPE_CHECKING:
     from ectype.evaluate.record import Evaluation
     from ectype.tasks.record import TaskEvaluation
+
+
+_WIDE_CHARACTERS = 112
+"""What a table of domains takes that names each side's loss and their divergence."""
 
 
 def show_landmarks(evaluations: "dict[int, Evaluation]", missing: tuple[int, ...]) -> None:
@@ -29,15 +32,20 @@ def landmark_row(step: int, evaluation: "Evaluation") -> list[str]:
     return [
         f"{step}", f"{overall.targets:,}", number(loss.ours, ".4f"), number(loss.reference, ".4f"),
         number(loss.difference, "+.1e"),
-        number(overall.kl_mean, ".1e"), number(overall.kl_p99, ".1e"), _share(overall.top1_agreement),
+        number(overall.kl_mean, ".1e"), number(overall.kl_p99, ".1e"), share(overall.top1_agreement),
     ]  # fmt: skip
 
 
 def show_domains(title: str, evaluation: "Evaluation") -> None:
     """One row for each domain, and how the numbers came about."""
     protocol, paired = evaluation.protocol, evaluation.inputs.reference is not None
-    columns = ["domain", "targets", "loss", "perplexity", "bits/byte"]
-    table = plain_table(*columns, *(["reference", "KL mean", "KL p99", "KL max", "top-1"] * paired), numbers_from=1)
+    texts = ("domain", "targets", "loss", "perplexity", "bits/byte")
+    pairs = ("reference", "KL mean", "KL p99", "KL max", "top-1") if paired else ()
+    out = console()
+    # What does not fit would be cut off: two tables then.
+    split = paired and out.width < _WIDE_CHARACTERS
+    table = plain_table(*texts, *(() if split else pairs), numbers_from=1)
+    divergence = plain_table("domain", *pairs, numbers_from=1)
     for name, summary in [
         *((name, domain.summary) for name, domain in evaluation.domains.items()), ("all", evaluation.overall)
     ]:  # fmt: skip
@@ -46,12 +54,14 @@ def show_domains(title: str, evaluation: "Evaluation") -> None:
         divergences = (summary.kl_mean, summary.kl_p99, summary.kl_max)
         beside = [
             number(summary.loss.reference, ".4f"), *(number(value, ".1e") for value in divergences),
-            _share(summary.top1_agreement),
+            share(summary.top1_agreement),
         ]  # fmt: skip
-        table.add_row(*cells, bits, *(beside * paired))
-    out = console()
+        table.add_row(*cells, bits, *(beside if paired and not split else ()))
+        divergence.add_row(name, *beside)
     out.print(title)
     out.print(table)
+    if split:
+        out.print(divergence)
     stride = "" if protocol.stride_tokens is None else f", {protocol.stride_tokens} new ones each"
     prefix = "" if protocol.prefix_id is None else f", behind id {protocol.prefix_id}"
     out.print(
@@ -86,8 +96,3 @@ def _task_table(evaluation: "TaskEvaluation") -> Any:
             value = number(measured.value, ".4f")
             table.add_row(task, result.version, shots, f"{result.items:,}", metric, value, error)
     return table
-
-
-def _share(agreement: float | None) -> str:
-    """A share in percent, cut and not rounded, so that 100 % means every token."""
-    return "not finite" if agreement is None else f"{math.floor(agreement * 1e4) / 100:.2f}%"

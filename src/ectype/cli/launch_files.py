@@ -103,14 +103,15 @@ def _name(given: dict[str, Any]) -> str:
 def _write_and_submit(path: Path, text: str, submit: bool) -> dict[str, Any]:
     from ectype.artifacts import write_bytes_atomic
     from ectype.errors import EctypeError
-    from ectype.launch.command import call
+    from ectype.launch.command import NOT_FOUND, call
 
     write_bytes_atomic(path, text.encode())
     if not submit:
         return {"script": str(path)}
     ran = call(["sbatch", str(path)])
     if ran.code != 0:
-        raise EctypeError(f"sbatch {path}: {ran.last_words}", "a submitted job", "see sbatch's words above")
+        mend = "submit it where Slurm is" if ran.code == NOT_FOUND else "see sbatch's words above"
+        raise EctypeError(f"sbatch {path}: {ran.last_words}", "a submitted job", f"{mend}; the script is written")
     return {"script": str(path), "answer": ran.output.strip()}
 
 

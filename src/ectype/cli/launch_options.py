@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -47,6 +48,10 @@ WEBHOOK_VARIABLE_OPTION = typer.Option(
     "--webhook-env", metavar="NAME", help="Environment variable that holds the address to post news to."
 )
 WEBHOOK_FILE_OPTION = typer.Option("--webhook-file", help="File that holds that address.")
+
+
+_SECONDS = re.compile(r"\b\d+ s\b")
+"""A count-down is no news."""
 
 
 def training_inputs(
@@ -129,9 +134,9 @@ class StatusLine(AbstractContextManager["StatusLine"]):
 
         if self._status is not None:
             self._status.update(escape(text))
-        elif text != self._last:
+        elif (news := _SECONDS.sub("", text)) != self._last:
             print(text, file=sys.stderr, flush=True)
-        self._last = text
+            self._last = news
 
 
 def webhook_of(variable: str | None, file: Path | None) -> "Webhook | None":
@@ -253,13 +258,13 @@ def status_record(state: "StateFolder", backend: "Backend", read: "Reader") -> d
     """How the job and the run stand now, and what the supervisor last did."""
     from dataclasses import replace
 
-    from ectype.errors import EctypeError
     from ectype.launch.events import read_events
     from ectype.launch.memory import read_memory
+    from ectype.launch.supervise import no_supervised_run
 
     memory = read_memory(state.memory)
     if memory is None:
-        raise EctypeError(f"{state.path} holds no supervised run", "one that was submitted", "submit it first")
+        raise no_supervised_run(state)
     report = None if memory.job is None else backend.look(memory.job)
     if (
         report is not None
@@ -281,7 +286,8 @@ def status_record(state: "StateFolder", backend: "Backend", read: "Reader") -> d
 def show_status(record: dict[str, Any]) -> None:
     """The same for people."""
     updates = record["completed_updates"]
-    print(f"{record['run']}: {'not readable' if updates is None else updates} of {record['target_updates']} updates")
+    target = f"{record['target_updates']} updates saved"
+    print(f"{record['run']}: {'not readable' if updates is None else updates} of {target}")
     why = f" ({record['why']})" if record["why"] else ""
     print(f"job {record['job']}: {record['job_state']}{why}" if record["job"] else "no job")
     print(_counts(record))

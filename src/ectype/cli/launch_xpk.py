@@ -109,7 +109,7 @@ def _sizes(
 @verb
 @options.sharing(options.training_inputs, _place, _job, _sizes, options.supervision, options.ends)
 def resume_until_done(given: dict[str, Any]) -> int | None:
-    """Resubmit it until done. Example: ectype launch xpk resume-until-done olmo3-7b-stage1 --target-steps 1414078"""
+    """Resubmit it until done. Example: ectype launch xpk resume-until-done olmo3-7b-stage1 --target-steps 597046"""
     what, sizes = _supervised(given), 1 + len(given["or_smaller"] or ())
     if given["dry_run"]:
         options.show_commands(what.backend, f"{what.name}-1", given["json_output"], sizes)

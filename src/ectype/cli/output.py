@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ REMAP_OPTION = typer.Option(
 )
 REFERENCE_OPTION = typer.Option("--reference", help="Folder with reference.json. Default: the recipe's own.")
 
+_WIDE_CHARACTERS = 160
 _CHECK_PATH = "check the path, its access rights and its disk"
 
 
@@ -65,10 +67,11 @@ def emit(result: dict[str, Any], json_output: bool, show: Callable[[], None]) ->
 
 
 def console() -> Any:
-    """The console for people, on standard output."""
+    """The console for people, on standard output; in a pipe or a file as wide as its tables are."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    found = Console(highlight=False)
+    return found if found.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=_WIDE_CHARACTERS)
 
 
 def plain_table(*columns: str, numbers_from: int) -> Any:
@@ -85,6 +88,11 @@ def plain_table(*columns: str, numbers_from: int) -> Any:
 def number(value: float | None, form: str) -> str:
     """A number for a table; what is not finite says so."""
     return "not finite" if value is None else format(value, form)
+
+
+def share(fraction: float | None) -> str:
+    """A share in percent, cut and not rounded, so that 100 % means all."""
+    return "not finite" if fraction is None else f"{math.floor(fraction * 1e4) / 100:.2f}%"
 
 
 class ProgressBar:

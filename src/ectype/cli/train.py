@@ -57,6 +57,7 @@ def train(
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Train a recipe into a run folder, or resume it. Example: ectype train toy-calm --run runs/calm"""
+    from ectype.errors import EctypeError
     from ectype.recipe.load import load_placement
 
     given: dict[str, str | None] = {} if index is None else {"index": index}
@@ -64,6 +65,11 @@ def train(
         given |= {"weights": weights, "padded_rows": padded_rows}
     choices = {"keep": keep or [], "reset": reset or []}
     spec = resolved_recipe(recipe, run, overrides or [], choices, remap or [], source, given)
+    if until is not None and until > spec.duration_steps:
+        raise EctypeError(
+            f"--until {until}", f"at most {spec.duration_steps}, the recipe's duration_steps",
+            "lower it, or lengthen the run with --set duration_steps=N",
+        )  # fmt: skip
     where = load_placement(placement, placement_overrides or ())
     # The numerical libraries take seconds to load: only for what was read without an error.
     from ectype.train.distributed import join

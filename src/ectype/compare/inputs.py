@@ -13,7 +13,7 @@ from ectype.errors import EctypeError
 from ectype.evaluate.engine import Settings
 from ectype.evaluate.held_out import HeldOutText, load_held_out
 from ectype.evaluate.landmarks import find_landmarks
-from ectype.evaluate.record import Evaluation, read_evaluation
+from ectype.evaluate.record import Evaluation, InputHashes, read_evaluation
 from ectype.evaluate.runner import is_current, landmark_inputs, run_texts, window_tokens
 from ectype.evaluate.sides import weights_sha256
 from ectype.evaluate.stored_landmark import top_ids_of
@@ -68,7 +68,8 @@ class StoredEvaluations:
     """Evaluations that answer today's question, and the landmarks whose records do not."""
 
     current: Mapping[int, Evaluation]
-    stale: tuple[int, ...]
+    stale: Mapping[int, str]
+    """Why not, in words."""
 
 
 def require_evaluation(run_dir: Path, recipe: Recipe, reference: Reference) -> None:
@@ -80,7 +81,7 @@ def require_evaluation(run_dir: Path, recipe: Recipe, reference: Reference) -> N
     due = due_landmarks(run_dir, recipe, reference)
     found = read_evaluations(run_dir, recipe, reference, due)
     if not found.current:
-        stale = f"; those of {', '.join(map(str, found.stale))} are of other inputs" if found.stale else ""
+        stale = "".join(f"; that of {step} does not count: {why}" for step, why in found.stale.items())
         raise EctypeError(
             f"{run_dir} has no evaluation of a landmark{stale}",
             f"at least one of {', '.join(map(str, due)) or 'the reference, within the run'}, before twins are trained",
@@ -114,7 +115,7 @@ def _stored(
     run_dir: Path, recipe: Recipe, reference: Reference, landmarks: Sequence[int], text: HeldOutText,
     path_of: Callable[[int], Path],
 ) -> StoredEvaluations:  # fmt: skip
-    current, stale, run = {}, [], RunFolder(run_dir)
+    current, stale, run = {}, {}, RunFolder(run_dir)
     known = {recipe_hash(recipe)}
     if run.manifest.is_file():
         known |= read_manifest(run_dir).recipe_hashes
@@ -131,5 +132,17 @@ def _stored(
         if of_this_run and is_current(evaluation, step, inputs, text, settings, top_ids):
             current[step] = evaluation
         else:
-            stale.append(step)
-    return StoredEvaluations(current, tuple(stale))
+            stale[step] = _why_stale(evaluation, inputs) if of_this_run else "another recipe made the checkpoint"
+    return StoredEvaluations(current, stale)
+
+
+def _why_stale(evaluation: Evaluation, inputs: InputHashes) -> str:
+    """What it was made of that is no longer on disk."""
+    names = {
+        "ours": "our weights", "reference": "the reference's weights", "reference_padded_rows": "its padded rows",
+        "held_out": "the held-out text", "tokenizer": "the tokenizer", "ectype": "the version of Ectype",
+    }  # fmt: skip
+    changed = [words for name, words in names.items() if getattr(evaluation.inputs, name) != getattr(inputs, name)]
+    if not changed:
+        return "it was measured in another way"
+    return f"{' and '.join(changed)} changed since it was measured"

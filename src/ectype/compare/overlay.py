@@ -143,7 +143,7 @@ def repeated_data_warning(last_differences: np.ndarray, held_out: Interval | Non
     return (
         f"training loss lies {-training:.2g} nats below the reference over the last quarter, yet held-out loss differs "
         f"by {held_out.estimate:+.2g} ({held_out.low:+.2g} to {held_out.high:+.2g}): data was probably read more than "
-        "once. Run `ectype data audit`."
+        "once. `ectype data audit --run RUN` tells."
     )
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 from ectype.artifacts import sha256_of_file, write_json
 from ectype.compare.criteria import Criterion, Grounds, finite
 from ectype.compare.held_out_criteria import LOSS_BY_SET
+from ectype.compare.judged import JudgedFile, changed_inputs
 from ectype.compare.overlay import Overlay
 from ectype.compare.verdict import Answer
 from ectype.recipe.parse import read_record
@@ -52,7 +53,7 @@ class Horizon(Section):
 class VerdictRecord(Section):
     """The answer, and everything that it rests on."""
 
-    format: Literal[3] = 3
+    format: Literal[4] = 4
     verdict: Answer
     reason: str
     decided_by: tuple[str, ...]
@@ -66,7 +67,9 @@ class VerdictRecord(Section):
     criteria: tuple[Criterion, ...]
     overlay: Overlay | None
     evidence: dict[str, str]
-    """SHA-256 of each file of the run that was judged, by its path within the run folder."""
+    """SHA-256 of each record of the run that was judged, by its path within the run folder."""
+    inputs: dict[str, JudgedFile]
+    """Weights, held-out text and what the reference published, by path."""
 
 
 def judged_files(
@@ -85,7 +88,7 @@ def judged_files(
 
 
 def changed_since(run_dir: Path, record: VerdictRecord, recipe_hash: str) -> tuple[str, ...]:
-    """What of the run is no longer as it was judged: names of its files; empty for a verdict that still stands.
+    """What is no longer as it was judged: names of files; empty for a verdict that still stands.
 
     Args:
         recipe_hash: of the recipe that the run folder holds now.
@@ -97,31 +100,33 @@ def changed_since(run_dir: Path, record: VerdictRecord, recipe_hash: str) -> tup
     now = judged_files(run_dir, record.landmarks.evaluated, sets)
     names = sorted(now.keys() | record.evidence.keys())
     recipe = [RunFolder(run_dir).recipe.name] if recipe_hash != record.recipe_hash else []
-    return (*recipe, *(name for name in names if now.get(name) != record.evidence.get(name)))
+    records = [name for name in names if now.get(name) != record.evidence.get(name)]
+    return (*recipe, *records, *changed_inputs(run_dir, record.inputs))
 
 
 def horizon_record(grounds: Grounds, noise_source: str) -> Horizon:
     """How far the trajectory can be compared step by step, as a number and in words."""
     noise, floor = grounds.noise, grounds.floors.floors["step_loss"]
+    whose = "of this run" if grounds.noise_is_of_this_run else "of the reference's noise record"
     if noise is None:
         text = "unknown, as no twins were trained: only agreement within the floors can be proven"
     elif noise.reseeded:
         text = (
-            f"not at all, as {noise.twins} twins that read the data in other orders set the tolerances: only "
+            f"not at all, as {noise.twins} twins {whose} that read the data in other orders set the tolerances: only "
             "statistics are compared, and the data order is not"
         )
     elif not grounds.float32:
         text = "not at all, as the run or the reference is not float32: only statistics are compared"
     elif grounds.horizon_step is None:
         text = (
-            f"the whole run: {noise.twins} twins, changed by {noise.perturbation:g} at step {grounds.first_step}, stay "
-            f"within {floor.value:g} {floor.unit} of it at every step"
+            f"the whole run, as {noise.twins} twins {whose}, changed by {noise.perturbation:g} at step "
+            f"{grounds.first_step}, stay within {floor.value:g} {floor.unit} at every step"
         )
     else:
         text = (
-            f"before step {grounds.horizon_step}: from there on twins changed by {noise.perturbation:g} at step "
-            f"{grounds.first_step} differ by more than {floor.value:g} {floor.unit}, so later steps are compared by "
-            "statistics"
+            f"before step {grounds.horizon_step}, as from there on {noise.twins} twins {whose}, changed by "
+            f"{noise.perturbation:g} at step {grounds.first_step}, differ by more than {floor.value:g} {floor.unit}; "
+            "later steps are compared by statistics"
         )
     return Horizon(
         first_step_beyond=grounds.horizon_step,

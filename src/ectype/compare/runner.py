@@ -18,6 +18,7 @@ from ectype.compare.inputs import (
     read_set_evaluations,
     reference_digests,
 )
+from ectype.compare.judged import judged_inputs
 from ectype.compare.overlay import Overlay, overlay
 from ectype.compare.record import (
     LandmarkSteps,
@@ -70,7 +71,7 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
         wanted = reference_digests(reference)
         criteria.append(data_identity(consumed, wanted, recipe.duration_steps, grounds.first_step))
     missing = tuple(step for step in due if step not in evaluations.current)
-    verdict = decide(criteria, due, grounds.first_step, next_action(run_dir, missing))
+    verdict = decide(criteria, due, grounds.first_step, next_action(run_dir, missing, evaluations.stale))
     record = VerdictRecord(
         verdict=verdict.answer,
         reason=verdict.reason,
@@ -82,7 +83,7 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
         landmarks=LandmarkSteps(
             due=due,
             evaluated=tuple(sorted(evaluations.current)),
-            stale=evaluations.stale,
+            stale=tuple(evaluations.stale),
             missing=missing,
         ),
         horizon=horizon_record(grounds, noise.source),
@@ -91,16 +92,27 @@ def compare_run(run_dir: Path, reference: Reference, noise: MeasuredNoise) -> tu
         evidence=judged_files(
             run_dir, sorted(evaluations.current), {name: tuple(found) for name, found in sets.items()}
         ),
+        inputs=judged_inputs(
+            run_dir,
+            recipe,
+            reference,
+            evaluations.current,
+            its_noise=noise.record is not None and not noise.is_of_this_run,
+        ),
     )
     write_verdict(run_dir, record)
     return verdict, record
 
 
-def next_action(run_dir: Path, missing: Sequence[int]) -> str:
-    """What would bring the evidence of `missing` landmarks: evaluation where the checkpoint is there, else training."""
+def next_action(run_dir: Path, missing: Sequence[int], stale: Mapping[int, str]) -> str:
+    """What would bring the evidence of `missing` landmarks: evaluation where the checkpoint is there, else training.
+
+    Args:
+        stale: landmarks whose record does not count, and why.
+    """
     saved = set(finished_steps(run_dir)).intersection(missing)
     unsaved = [step for step in missing if step not in saved]
-    words = []
+    words = [f"the record of landmark {step} does not count: {why}" for step, why in stale.items()]
     if saved:
         words.append(f"`ectype evaluate {run_dir}` measures landmark {', '.join(map(str, sorted(saved)))}")
     if unsaved:

@@ -71,8 +71,8 @@ def measure_sides(
     return measure_text(text.stream(), measure, settings, progress, text.targets or 0)
 
 
-def weights_sha256(path: Path) -> str:
-    """SHA-256 over names and contents of the files that hold weights: a file, a folder, or a checkpoint's items.
+def weight_files(path: Path) -> list[Path]:
+    """The files that hold weights, in order of their names: a file, a folder's, or those of a checkpoint's items.
 
     A checkpoint's optimiser state is left out: no evaluation depends on it.
 
@@ -80,15 +80,22 @@ def weights_sha256(path: Path) -> str:
         EctypeError: there is nothing at `path`.
     """
     if path.is_file():
-        roots = [path]
-    else:
-        items = [path / item for item in (WEIGHTS_ITEM, META_ITEM)]
-        roots = items if items[0].is_dir() else [path]
+        return [path]
+    items = [path / item for item in (WEIGHTS_ITEM, META_ITEM)]
+    roots = items if items[0].is_dir() else [path]
     files = sorted(file for root in roots for file in ([root] if root.is_file() else root.rglob("*")) if file.is_file())
     if not files:
         raise EctypeError(f"no weights at {path}", "a checkpoint or a Hugging Face folder", "check the path")
+    return files
+
+
+def weights_sha256(path: Path) -> str:
+    """SHA-256 over names and contents of `weight_files`.
+
+    It is of files: two checkpoints of equal weights may differ as files.
+    """
     digest = hashlib.sha256()
-    for file in files:
+    for file in weight_files(path):
         digest.update(str(file.relative_to(path.parent if path.is_file() else path)).encode() + b"\0")
         digest.update(bytes.fromhex(sha256_of_file(file)))
     return digest.hexdigest()

@@ -162,9 +162,11 @@ class Ran:
 
     @property
     def last_words(self) -> str:
-        """Its last line of error, else what there is to say."""
+        """The line in which it says what went wrong, else its last one, else what there is to say."""
         lines = [line.strip() for line in self.errors.splitlines() if line.strip()]
-        return lines[-1] if lines else f"exit {self.code}, {len(self.output)} characters of output"
+        said = [line for line in lines if line.startswith(("ERROR:", "error:", "Error from server"))]
+        silent = f"exit {self.code}, {len(self.output)} characters of output"
+        return next(reversed(said or lines), silent)
 
 
 def call(arguments: list[str], limit_seconds: float = CALL_LIMIT_SECONDS) -> Ran:

@@ -323,7 +323,7 @@ def target_of(recipe: str, overrides: tuple[str, ...], asked: int | None) -> int
     if asked is not None and asked > duration:
         raise EctypeError(
             f"--target-steps {asked}", f"at most {duration}, the recipe's duration_steps",
-            f"lower it, or lengthen the run with --set duration_steps={asked}",
+            "lower it, or name the recipe that goes on from there: `ectype recipes`",
         )  # fmt: skip
     return duration if asked is None else asked
 
@@ -338,8 +338,12 @@ def in_job(path: str | None, mounts: dict[str, str], how: str = "--mount gs://BU
     Raises:
         EctypeError: a bucket that is not mounted.
     """
-    if path is None or not path.startswith("gs://"):
+    if path is None or path.startswith(("/", "package:")):
         return path
+    if not path.startswith("gs://"):
+        raise EctypeError(
+            f"{path}, a path of this machine", "gs://BUCKET/..., or an absolute path in the job", "give one of those"
+        )
     for prefix, mount in sorted(mounts.items(), key=lambda pair: -len(pair[0])):
         if path == prefix or path.startswith(f"{prefix}/"):
             return mount + path.removeprefix(prefix)

@@ -108,14 +108,20 @@ def request_stop(state: StateFolder, backend: Backend) -> str:
     """Ask the supervisor to stop, and the job to save and end; in words, what was done. Works without a supervisor."""
     memory = read_memory(state.memory)
     if memory is None:
-        raise EctypeError(
-            f"{state.path} holds no supervised run", "the --state folder of a run that was submitted", "check the path"
-        )
+        raise no_supervised_run(state)
     state.stop.touch()
     if memory.job is None:
         return "no job is under way"
     fault = backend.cancel(memory.job)
     return f"{memory.job} could not be asked to end: {fault}" if fault else f"{memory.job} was asked to save and end"
+
+
+def no_supervised_run(state: StateFolder) -> EctypeError:
+    """The error for a folder in which nothing was submitted."""
+    return EctypeError(
+        f"{state.path.absolute()} holds no supervised run", "the folder that `submit` or `resume-until-done` made",
+        "call it from where the run was submitted, or give its --state folder; else submit the run first",
+    )  # fmt: skip
 
 
 def submit_once(what: Supervised) -> str | None:

@@ -13,7 +13,10 @@ from ectype.run.manifest import Session
 def provenance_part(records: RunRecords) -> Part:
     """Hashes, reference, environment and sessions; the recipe in full."""
     title = "Provenance"
-    lead = "What was computed, from what, on what. Equal hashes mean equal inputs."
+    lead = (
+        "What was computed, from what, on what. Equal hashes mean equal files; checkpoints of equal weights may differ "
+        "as files."
+    )
     details = _folded("The resolved recipe", to_yaml(records.recipe))
     if records.run is None:
         environment = missing("run.json is not there, so nothing is known of the machine.")
@@ -23,7 +26,8 @@ def provenance_part(records: RunRecords) -> Part:
         environment += _sessions(records.run.sessions)
         details += _folded("The placement", to_yaml(records.run.placement))
     if records.verdict is not None:
-        evidence = "\n".join(f"{value}  {name}" for name, value in records.verdict.evidence.items())
+        hashes = records.verdict.evidence | {name: file.sha256 for name, file in records.verdict.inputs.items()}
+        evidence = "\n".join(f"{value}  {name}" for name, value in hashes.items())
         details += _folded("Files that the verdict rests on, SHA-256", evidence)
     inputs = _titled("Inputs", definitions(_inputs(records)))
     return Part("provenance", "Provenance", section("provenance", title, lead, inputs, environment, details))

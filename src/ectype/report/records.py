@@ -40,7 +40,7 @@ class RunRecords:
     disjoint: Disjointness | None
     verdict: VerdictRecord | None
     changed_since_verdict: tuple[str, ...]
-    """Files of the run that are no longer as they were judged."""
+    """Files that are no longer as they were judged."""
     reference: Reference | None
     reference_problem: str | None
     """Why the reference that the recipe names can't be read here; None when it can, or when it names none."""

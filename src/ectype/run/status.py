@@ -132,7 +132,8 @@ def _words(state: State, beats: Sequence[Heartbeat], signs: Sequence[Sign]) -> s
     sign = min(signs, key=lambda sign: sign.process)
     if state in ("finished", "stopped"):
         return f"ended {sign.age_seconds:.0f} s ago"
-    return f"{sign.phase} for {sign.phase_seconds:.0f} s; last sign {sign.age_seconds:.0f} s ago"
+    lasted = max(0.0, sign.phase_seconds - sign.age_seconds)
+    return f"last sign {sign.age_seconds:.0f} s ago: {sign.phase} for {lasted:.0f} s"
 
 
 def _plain(value: Any) -> Any:

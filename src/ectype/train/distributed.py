@@ -48,6 +48,11 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
             None if automatic else coordinator, processes, process, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS
         )
     except (RuntimeError, ValueError) as error:
+        if automatic and not any(name in os.environ for name in _AUTO_DETECTED):
+            raise EctypeError(
+                "no cluster that tells its processes of each other", "TPU VMs, GKE, a step of Slurm, or Open MPI",
+                "give --coordinator HOST:PORT --processes N --process I to every process, or none to train alone",
+            ) from error  # fmt: skip
         raise EctypeError(
             f"process {process} of {processes} could not join {coordinator}: {error}", "every process of the job up",
             "check the address and that all processes were started",

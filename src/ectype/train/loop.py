@@ -166,6 +166,7 @@ def _open_job(
     goodput = GoodputLog(run_dir, writes=first)
     watchdog = Watchdog(placement.phase_limit_seconds, jax.process_index(), jax.process_count())
     held.enter_context(watchdog.running())
+    run_folder.check_recipe(run_dir, recipe, allowed)
     load = partial(load_index, prefixes=parse_remap(recipe.inputs.remap), progress=watchers.progress)
     index = agreed_index(partial(load, recipe.inputs.index, recipe.data, recipe.model.vocab_size))
     check_memory(recipe, placement)

@@ -99,6 +99,16 @@ def open_run(
     write_manifest(run_dir, manifest)
 
 
+def check_recipe(run_dir: Path, recipe: Recipe, allowed: Sequence[str] = ()) -> None:
+    """Refuse another recipe than the one that a run began with; before its data is looked for, which it may not fit.
+
+    Raises:
+        EctypeError: a field differs that is not among `allowed`.
+    """
+    if RunFolder(run_dir).manifest.is_file():
+        _check_recipe(run_dir, recipe, allowed)
+
+
 def _may_precede_manifest(path: Path) -> bool:
     """Whether a start that was killed while it opened the run may have left this file."""
     run = RunFolder(path.parent)

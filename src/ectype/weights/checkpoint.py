@@ -172,7 +172,10 @@ def refuse_other_model(source: Path, stored: Model, asked: Model) -> None:
         if getattr(stored, name) != getattr(asked, name)
     ]
     if lines:
+        other = "use the recipe that made this checkpoint, or another checkpoint"
+        short = len(lines) == 1 and stored.rows < asked.rows
         raise EctypeError(
             f"{source}: " + "; ".join(lines), "weights of the very model that the recipe describes",
-            "use the recipe that made this checkpoint, or another checkpoint",
+            "a Hugging Face export drops rows that no id uses: import it again with --padded-rows FILE, or with "
+            f"--trained-rows {asked.rows}, which draws them anew; else {other}" if short else other,
         )  # fmt: skip
