@@ -36,12 +36,12 @@ def verdict_part(records: RunRecords) -> Part:
     if verdict is None:
         tone: Tone = "none"
         heading, reason = "No verdict yet", "This run has not been compared with its reference."
-        more = "ectype compare RUN --reference REF gives one."
+        more = escape(f"{records.command('compare')} gives one.")
     elif records.changed_since_verdict:
         tone, heading = "none", "The verdict is out of date"
         changed = ", ".join(records.changed_since_verdict)
         reason = f"It said “{verdict.verdict}”, of records that have changed since: {changed}."
-        more = "ectype compare RUN --reference REF gives one of what is there now."
+        more = escape(f"{records.command('compare')} gives one of what is there now.")
     else:
         tone = _TONES.get(verdict.verdict, "none")
         heading, reason = verdict.verdict[:1].upper() + verdict.verdict[1:], _sentence(verdict.reason)
@@ -60,7 +60,7 @@ def criteria_part(records: RunRecords) -> Part:
     title = "Criteria"
     lead = "Each kind of criterion with its worst case: the one that is broken, unclear, or nearest to its limit."
     if records.verdict is None:
-        none = missing("There are no criteria without a comparison.", "ectype compare RUN --reference REF")
+        none = missing("There are no criteria without a comparison.", records.command("compare"))
         return Part("criteria", "Criteria", section("criteria", title, lead, none))
     criteria = records.verdict.criteria
     kinds = list(dict.fromkeys(criterion.name for criterion in criteria))

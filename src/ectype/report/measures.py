@@ -36,7 +36,7 @@ def landmarks_part(records: RunRecords) -> Part:
     lead = "Our checkpoint beside the reference's, both run in JAX on the same held-out tokens."
     evaluations = records.evaluations
     if not evaluations:
-        none = missing("No landmark was evaluated.", "ectype evaluate RUN --reference REF")
+        none = missing("No landmark was evaluated.", records.command("evaluate"))
         return Part("landmarks", "Landmarks", section("landmarks", title, lead, none))
     columns = [
         Column("after update", "text"),

@@ -1,5 +1,6 @@
 """Everything that a run folder holds for the report, read strictly; what is not there is None, never made up."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,11 @@ class RunRecords:
     parity: ParityRecord | None
     plan: PlanRecord | None
     faults: FaultMatrix | None
+
+    def command(self, verb: str) -> str:
+        """A verb of `ectype` on this run and its reference, to copy into a shell."""
+        reference = self.recipe.inputs.reference
+        return shlex.join(["ectype", verb, str(self.run_dir), *(("--reference", reference) if reference else ())])
 
 
 def load_records(run_dir: Path, reference_path: str | None = None) -> RunRecords:
