@@ -29,9 +29,11 @@ class StopSignals:
     before it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ends_program: bool = False) -> None:
+        """`ends_program`: after a signal nothing but the program's end follows, which a further one leaves alone."""
         self.asked = False
         """Whether a signal came."""
+        self._ends_program = ends_program
         self._interrupted = False
         """Whether the main thread was interrupted by an exception."""
         self._words: str | None = None
@@ -60,7 +62,7 @@ class StopSignals:
         self._ended.set()
         signal.set_wakeup_fd(self._old_descriptor)
         for number, handler in self._old_handlers.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self._ends_program and self.asked else handler)
         os.close(self._writer)
         self._thread.join()
         os.close(self._reader)
@@ -145,12 +147,13 @@ def leave_at_once(code: int) -> None:
     All that must be closed has been, on the way here. In a job of several processes JAX tells the others and waits
     until they end too. Those who wait for this one elsewhere never do, so it stays no longer than `FAREWELL_SECONDS`.
     """
+    ignore_further_signals()
     if in_a_job():
         farewell = threading.Thread(target=_take_leave, name="farewell", daemon=True)
         farewell.start()
         farewell.join(FAREWELL_SECONDS)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):
+        with suppress(OSError, ValueError, AttributeError):  # It may be closed, or never have been there.
             stream.flush()
     os._exit(code)
 

@@ -10,7 +10,7 @@ from fake_cluster import World, condition, pod
 from ectype.errors import EctypeError
 from ectype.launch.command import Training, call
 from ectype.launch.events import Webhook, read_events
-from ectype.launch.memory import read_memory, write_memory
+from ectype.launch.memory import Memory, read_memory, write_memory
 from ectype.launch.run_record import read_bucket_run
 from ectype.launch.settings import Cluster, Slice
 from ectype.launch.supervise import StateFolder, Supervised, request_stop, submit_once, supervise
@@ -302,6 +302,16 @@ def test_a_run_that_cannot_be_read_is_not_submitted(world, tmp_path):
     with pytest.raises(EctypeError, match="can't be read: gcloud storage ls: ERROR: denied"):
         submit_once(drive.what)
     assert drive.created() == []
+
+
+def test_a_size_that_the_next_supervisor_does_not_know_gives_way_to_the_one_that_is_asked_for(world, tmp_path):
+    first = Drive(world, tmp_path)
+    state = first.what.state
+    state.path.mkdir()
+    write_memory(state.memory, Memory(run=world.uri, target_updates=100, attempt=4, size=1, ending_for_size=1))
+    drive = Drive(world, tmp_path, lambda: (world.run(100), world.job("stage1-5", conditions=[condition("Completed")])))
+    assert drive.go().outcome == "done"
+    assert [c["--device-type"] for c in drive.created()] == ["tpu7x-512"]
 
 
 def test_a_new_supervisor_takes_up_the_job_of_a_dead_one(world, tmp_path):

@@ -229,6 +229,16 @@ def test_jobs_and_their_logs_come_in_order(tmp_path):
         folder.write(Plan(command=("x",), processes=1, failure_seconds=1, stop_seconds=1, environment={}))
         os.utime(folder.file(Plan), (number, number))
     assert [job.path.name for job in jobs_in(tmp_path)] == ["job-9", "job-10"]
-    for name in ("output-10.log", "output-2.log", "keeper.log"):
+    for name in ("output-10.log", "output-2.log", "keeper.log", "output-2-copy.log", "output-.log"):
         (folder.path / name).touch()
     assert [path.name for path in folder.logs()] == ["output-2.log", "output-10.log"]
+
+
+def test_what_an_earlier_job_of_the_same_name_left_does_not_end_the_next(tmp_path):
+    """As when the supervisor's memory was moved away and jobs are counted anew."""
+    backend, _ = start(tmp_path, "ends")
+    assert end_of(backend).state == "succeeded"
+    backend, _ = start(tmp_path, "saves")
+    assert backend.look("job-1").state == "running"
+    assert backend.cancel("job-1") == ""
+    assert end_of(backend).state == "preempted"

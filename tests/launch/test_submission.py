@@ -70,6 +70,30 @@ def test_the_case_studys_image_is_a_default_and_the_error_names_the_variable(ect
     assert "image: ours:1" in ectype(*asked, "--index", "/mnt/runs/i.json").stdout
 
 
+@pytest.mark.parametrize("device_type", ["v5p", "tpu7x", "h100-80gb", "v6e-0", "tpu7x-0x0x0", "v6e-" + "9" * 5000])
+def test_a_device_type_that_is_none_is_refused_whatever_else_is_given(ectype, device_type):
+    given = ("--index", "/mnt/b/i.json", "--placement", "tpu7x-4x8x8", "--device-type", device_type)
+    for verb in ("xpk", "manifest"):
+        refused = ectype(*VERBS[verb], *given)
+        assert (refused.exit_code, f"--device-type {device_type!r}" in refused.stderr) == (2, True), refused.stderr
+
+
+def test_a_run_of_this_machine_has_a_folder_and_a_state_of_its_own(ectype, tmp_path):
+    (tmp_path / "file").touch()
+    for given, said in (
+        (("--run", "file"), "--run file, a file"),
+        (("--run", "run", "--state", "run"), "--state run, the run folder itself"),
+        (("--run", "run", "--index", ""), "--index '': no such file"),
+        (("--run", "run", "--index", "."), "--index '.': no such file"),
+        (("--run", "run", "--index", "package:nope"), "--index 'package:nope': no such file"),
+        (("--run", "run", "--set", "inputs.index=/nope"), "the recipe's input for --index, '/nope'"),
+        (("--run", "run", "--remap", "x"), "remap 'x'"),
+    ):
+        refused = ectype("local", "submit", "toy-calm", "--placement", "cpu-one", *given)
+        assert (refused.exit_code, said in refused.stderr) == (2, True), (given, refused.stderr)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_path_in_a_mounted_bucket_is_the_jobs_path(ectype):
     asked = ("--index", "gs://b/i.json", "--weights", "gs://b/w", "--json")
     [[command]] = json.loads(ectype(*VERBS["xpk"], *asked).stdout)["dry_run"]
@@ -89,7 +113,8 @@ def test_a_path_in_a_mounted_bucket_is_the_jobs_path(ectype):
 def test_a_job_of_this_machine_has_inputs_that_are_there(ectype, tmp_path, flag):
     for verb in ("submit", "resume-until-done"):
         refused = ectype("local", verb, "toy-calm", "--run", "runs/calm", "--placement", "cpu-one", flag, "absent")
-        assert (refused.exit_code, f"{flag} absent: there is nothing" in refused.stderr) == (2, True), refused.stderr
+        assert refused.exit_code == 2
+        assert f"{flag} 'absent': no such file" in refused.stderr
     assert not (tmp_path / "runs").exists()
 
 

@@ -1,5 +1,6 @@
 """The supervisor's decisions: sequences of looks, and what is right to do after each."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -302,3 +303,10 @@ def test_memory_comes_back_from_its_file_and_a_new_start_has_fresh_budgets(tmp_p
     again = begun(path, "run", 200, stop_was_asked=False)
     assert (again.errors, again.failures_without_progress, again.target_updates) == ((), 0, 200)
     assert again.attempt == 2
+
+
+def test_no_pause_is_longer_than_the_longest_after_progress_too():
+    story = Story(replace(POLICY, first_pause_seconds=math.inf, longest_pause_seconds=900.0))
+    story.submit(0)
+    story.look("failed", 5)
+    assert story.memory.not_before == story.at + 900

@@ -15,6 +15,7 @@ from ectype.launch.command import Ran, Training, check_environment, check_secret
 from ectype.launch.events import Webhook, append_event, post, read_events
 from ectype.launch.exits import in_words, taken_away
 from ectype.launch.log_text import last_error
+from ectype.launch.memory import Memory, begun, write_memory
 from ectype.launch.run_record import read_run
 from ectype.launch.supervise import StateFolder
 from ectype.run.checkpoints import description_file
@@ -68,6 +69,11 @@ def test_names_that_kubernetes_refuses_are_refused(name):
 def test_a_run_folder_gives_a_name():
     assert settings.name_from("/runs/OLMo3_7B stage1") == "olmo3-7b-stage1"
     assert settings.name_from("runs/7b") == "run-7b"
+    assert settings.name_from(".") == settings.name_from(str(Path.cwd()))
+    with pytest.raises(EctypeError, match="--name"):
+        settings.name_from("runs/a-run-folder-with-a-long-name")
+    assert settings.local_name("runs/a-run-folder-with-a-long-name") == "a-run-folder-with-a-lo"
+    assert settings.local_name("runs/a-run-folder-with-a------b") == "a-run-folder-with-a-b"
 
 
 def test_a_target_beyond_the_recipes_end_is_refused():
@@ -127,8 +133,8 @@ def test_a_volume_is_refused_by_the_part_that_is_wrong():
     [
         ("cluster", ["c", "my-cluster-1"], ["", "My", "1c", "c-", "c;rm", "--all"]),
         ("project", ["my-project", "example.com:my-project"], ["p", "My-project", "projects/my-project", "a" * 31]),
-        ("zone", ["us-central1-a", "europe-west4-b"], ["us-central1", "us-central1-a ", "a"]),
-        ("location", [None, "us-central1", "us-central1-a"], ["us", "", "us-central1-a-b"]),
+        ("zone", ["us-central1-a", "europe-west4-b", "us-central1-ai1a"], ["us-central1", "us-central1-a ", "a"]),
+        ("location", [None, "us-central1", "us-central1-a", "us-south1-ai1b"], ["us", "", "us-central1-a-b"]),
         ("namespace", ["default", "2nd"], ["", "a.b", "-a"]),
     ],
 )
@@ -145,7 +151,7 @@ def test_a_folder_of_runs_is_a_bucket_or_an_absolute_path():
     assert [settings.check_base(one) for one in ("gs://b1/runs/", "gs://my-runs", "/mnt/runs")] == [
         "gs://b1/runs", "gs://my-runs", "/mnt/runs"
     ]  # fmt: skip
-    for given in ("runs", "./runs", "gs:/b/runs", "gs://", "gs://B/runs", "s3://b/runs", ""):
+    for given in ("runs", "./runs", "gs:/b/runs", "gs://", "gs://B/runs", "s3://b/runs", "gs://b/*/", "/mnt/[a]", ""):
         with pytest.raises(EctypeError, match="--base"):
             settings.check_base(given)
 
@@ -189,6 +195,10 @@ def test_a_supervisors_folder_lies_beside_the_run():
     assert StateFolder.beside("/runs/calm").path == Path("/runs/calm.launch")
     assert StateFolder.beside("runs/calm.2").path == Path("runs/calm.2.launch")
     assert StateFolder.beside("gs://bucket/runs/stage1/").path == Path("stage1.launch")
+    assert StateFolder.beside(".").path == Path.cwd().with_name(f"{Path.cwd().name}.launch")
+    for nowhere in ("", "/"):
+        with pytest.raises(EctypeError, match="--run"):
+            StateFolder.beside(nowhere)
 
 
 def test_ends_from_outside_are_no_failures():
@@ -205,7 +215,8 @@ def test_ends_from_outside_are_no_failures():
 
 def test_slices_in_words():
     assert settings.parse_slice("tpu7x-128*2=tpu7x-4x4x4-two-slices").num_slices == 2
-    for text in ("tpu7x-128", "tpu7x=tpu7x-4x4x4", "h100-8=gpu-8xh100", "tpu7x-128=nowhere"):
+    refused = ("tpu7x-128", "tpu7x=tpu7x-4x4x4", "h100-8=gpu-8xh100", "tpu7x-128=nowhere", "tpu7x-128*²=tpu7x-4x4x4")
+    for text in (*refused, f"tpu7x-128*{'9' * 5000}=tpu7x-4x4x4", "tpu7x-0=tpu7x-4x4x4"):
         with pytest.raises(EctypeError):
             settings.parse_slice(text)
 
@@ -317,3 +328,23 @@ def test_a_path_of_this_machine_is_no_path_of_a_job():
     for path in ("runs/i.json", "./i.json", "s3://b/i.json"):
         with pytest.raises(EctypeError, match="a path of this machine"):
             settings.in_job(path, {})
+
+
+def test_lines_that_are_no_events_are_left_out(tmp_path):
+    log = tmp_path / "events.jsonl"
+    append_event(log, "submitted", job="s-1")
+    with log.open("ab") as stream:
+        no_events = (b"null", b"[1]", b"{}", b'{"event": 3}', b'{"event": "x", "v": NaN}', b"[" * 100_000, b"\xff")
+        for line in no_events:
+            stream.write(line + b"\n")
+    append_event(log, "stop")
+    assert [row["event"] for row in read_events(log)] == ["submitted", "stop"]
+
+
+def test_a_run_is_known_again_however_its_path_is_spelled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_memory(tmp_path / "m.json", Memory(run="runs/a", target_updates=5, attempt=3))
+    for run in ("runs/a", "./runs/a/", str(tmp_path / "runs/a"), "runs/b/../a"):
+        assert begun(tmp_path / "m.json", run, 5, stop_was_asked=False).attempt == 3
+    with pytest.raises(EctypeError, match="is of run runs/a"):
+        begun(tmp_path / "m.json", "runs/b", 5, stop_was_asked=False)

@@ -92,6 +92,8 @@ def test_an_exported_log_is_read_whatever_its_gaps_and_words(tmp_path: Path) -> 
         ("step,loss\ninf,2\n", "step 'inf'"),
         ("step,loss\n1,2\n2,abc\n", "loss of step 2 is 'abc'"),
         ('step,loss\n1,"2,5"\n', "loss of step 1 is '2,5'"),
+        ("step,loss\n1,1,5\n", "rows of more cells than its 2 columns"),
+        ("step,loss,loss\n1,1,5\n", "has 2 columns 'loss'"),
     ],
 )
 def test_a_log_that_does_not_say_what_it_should_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -231,3 +231,34 @@ def test_a_clock_that_is_ahead_makes_no_dead_process_alive(run):
     write_heartbeat(run.path, heartbeat(0, processes=1, at_unix_seconds=NOW + 5000))
     os.utime(run.heartbeat(0), (NOW - 1000,) * 2)
     assert run_status(run.path, NOW).state == "lost"
+
+
+def test_a_sign_that_is_not_readable_spoils_no_run_whose_processes_have_ended(run):
+    (run.checkpoint(640) / META_ITEM).mkdir(parents=True)
+    write_heartbeat(run.path, heartbeat(0, step=640, ended="done"))
+    run.heartbeat(1).write_text("{")
+    found = run_status(run.path, NOW)
+    assert (found.state, found.findings) == ("finished", ())
+
+
+def test_a_stray_file_among_the_heartbeats_floods_nobody(run):
+    write_heartbeat(run.path, heartbeat(0, processes=1, session_seconds=1000.0))
+    run.heartbeat(99999).write_text("{")
+    run.heartbeat(5).mkdir()
+    run.heartbeat(6).symlink_to(run.heartbeat(6))
+    os.mkfifo(run.heartbeat(7))
+    os.utime(run.heartbeat(99999), (NOW - 1000,) * 2)
+    found = run_status(run.path, NOW)
+    assert [(finding.kind, finding.process) for finding in found.findings] == [("lost", 99999)]
+
+
+def test_many_that_never_gave_a_sign_are_one_finding(run):
+    write_heartbeat(run.path, heartbeat(0, processes=4096, session_seconds=1000.0))
+    [finding] = run_status(run.path, NOW).findings
+    assert finding.text.startswith("4095 processes never gave a sign, 1, 2, 3, ")
+
+
+def test_of_several_errors_the_first_is_told(run):
+    write_heartbeat(run.path, heartbeat(0, ended="failed", error="Gloo all-reduce failed", at_unix_seconds=NOW - 3))
+    write_heartbeat(run.path, heartbeat(1, ended="failed", error="the disk is gone", at_unix_seconds=NOW - 5))
+    assert run_status(run.path, NOW).words == "the disk is gone"

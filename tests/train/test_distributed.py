@@ -1,6 +1,7 @@
 """How the processes of a job find each other without being told."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -44,3 +45,36 @@ def test_a_process_that_must_have_others_does_not_train_alone():
     assert output == ""
     assert "EctypeError" in errors
     assert "no cluster that tells its processes of each other" in errors
+
+
+@pytest.mark.parametrize("address", ["foo", "localhost:0", "localhost:999999", ":8476", "localhost:", "h:8476x", ""])
+def test_an_address_without_host_or_port_is_refused(address):
+    from ectype.errors import EctypeError
+    from ectype.train.distributed import join
+
+    with pytest.raises(EctypeError, match="--coordinator"):
+        join(address, 2, 1)
+
+
+STOPPED = """
+import os, signal, sys, time
+import jax
+jax.config.update("jax_platforms", "cpu")
+from ectype.stopping import StopSignals
+from ectype.train.distributed import join
+with StopSignals() as signals:
+    join(sys.argv[1], 1, 0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.2)
+    print(signals.asked)
+"""
+
+
+def test_a_stop_right_after_the_join_is_heard():
+    """JAX takes SIGTERM for a service of its own unless it is told not to."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-c", STOPPED, f"127.0.0.1:{port}"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.stdout.split() == ["True"], ran.stderr

@@ -82,7 +82,11 @@ def evaluate(
         _evaluate_tasks(run, tasks, given, compute, json_output)
         return
     _refuse(given, _OF_TASKS, "without --tasks")
+    for all_of_them in ("follow", "status"):
+        if all_of_them in given:
+            _refuse(given, ("landmark",), f"with --{all_of_them}, which takes all landmarks")
     if follow:
+        _refuse(given, ("status",), "with --follow")
         _wait_for(RunFolder(run).recipe)
     if any(name in given for name in ("against", "store")) or not RunFolder(run).recipe.is_file():
         if not any(name in given for name in ("held_out", "against", "store")):
@@ -91,9 +95,6 @@ def evaluate(
         _evaluate_weights(run, given, compute, json_output)
     else:
         _refuse(given, ("top",), "without --store")
-        for all_of_them in ("follow", "status"):
-            if all_of_them in given:
-                _refuse(given, ("landmark",), f"with --{all_of_them}, which takes all landmarks")
         _evaluate_run(run, given, compute, json_output)
 
 

@@ -143,7 +143,7 @@ def _supervised(given: dict[str, Any]) -> "Supervised":
 
     from ectype.launch.local_jobs import LocalJobs, local_backend
     from ectype.launch.run_record import read_run
-    from ectype.launch.settings import name_from, target_of
+    from ectype.launch.settings import local_name, target_of
     from ectype.launch.submission import check_inputs, check_paths
     from ectype.launch.supervise import Supervised
     from ectype.recipe.load import load_placement, load_recipe
@@ -155,8 +155,9 @@ def _supervised(given: dict[str, Any]) -> "Supervised":
     target = target_of(given["recipe"], overrides, given["target_steps"])
     training = options.training_of(given, run, target)
     training.arguments()
-    check_paths(training)
-    options.note(check_inputs(training, begun=RunFolder(given["run"]).manifest.is_file()))
     folder = options.state_of(given["state"], run)
+    begun = RunFolder(given["run"]).manifest.is_file()
+    check_paths(training, folder.path, begun=begun)
+    options.note(check_inputs(training, begun=begun))
     backend = local_backend(LocalJobs(folder.jobs, training, given["processes"]))
-    return Supervised(name_from(run), run, target, folder, backend, partial(read_run, given["run"]))
+    return Supervised(local_name(run), run, target, folder, backend, partial(read_run, given["run"]))

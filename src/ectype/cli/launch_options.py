@@ -40,7 +40,9 @@ DRY_RUN_OPTION = typer.Option("--dry-run", help="Print exactly what would run, a
 LOOK_OPTION = typer.Option("--look-every-seconds", min=0.05, max=86400, help="Time between two looks at the job.")
 FAILURES_OPTION = typer.Option("--failures", min=1, help="Failures in a row without progress after which to stop.")
 PREEMPTIONS_OPTION = typer.Option("--preemptions", min=1, help="The same for preemptions without progress.")
-FIRST_PAUSE_OPTION = typer.Option("--first-pause-seconds", min=0.0, help="Pause that doubles without progress.")
+FIRST_PAUSE_OPTION = typer.Option(
+    "--first-pause-seconds", min=0.0, max=86400, help="Pause that doubles without progress."
+)
 STALL_OPTION = typer.Option("--stall-minutes", min=0.1, help="Without progress for so long, tell the webhook.")
 SHRINK_OPTION = typer.Option("--shrink-after-minutes", min=0.0, help="Wait so long for machines, then try smaller.")
 GROW_OPTION = typer.Option("--grow-after-minutes", min=0.0, help="Then try the size asked for again.")

@@ -213,9 +213,11 @@ def _supervised(given: dict[str, Any]) -> "Supervised":
     placement = given["placement"] or settings.placement_for(given["device_type"], given["num_slices"])
     slices = [settings.Slice(given["device_type"], given["num_slices"], placement)]
     slices += [settings.parse_slice(text) for text in given.get("or_smaller") or ()]
+    for one in slices:
+        settings.check_slice(one)
     settings.check_smaller(slices)
     for one in slices:
-        settings.check_in_image(given["recipe"], settings.check_slice(one).placement)
+        settings.check_in_image(given["recipe"], one.placement)
         settings.check_platform(one.placement, "tpu")
         training(one.placement).arguments()
     for value in (given["image"], *(given["storage"] or ())):

@@ -21,6 +21,7 @@ REMAP_OPTION = typer.Option(
 REFERENCE_OPTION = typer.Option("--reference", help="Folder with reference.json. Default: the recipe's own.")
 
 _WIDE_CHARACTERS = 160
+_INTERRUPTED = "interrupted; nothing half-written is left"
 _CHECK_PATH = "check the path, its access rights and its disk"
 
 
@@ -33,7 +34,7 @@ def verb(function: Callable[..., Any]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
-            with StopSignals() as signals, signals.at_once("interrupted; nothing half-written is left"):
+            with StopSignals(ends_program=True) as signals, signals.at_once(_INTERRUPTED):
                 code = function(*args, **kwargs)
         except EctypeError as error:
             _fail(error, bool(kwargs.get("json_output")))

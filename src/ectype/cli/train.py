@@ -57,7 +57,6 @@ def train(
     json_output: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Train a recipe into a run folder, or resume it. Example: ectype train toy-calm --run runs/calm"""
-    from ectype.errors import EctypeError
     from ectype.recipe.load import load_placement
 
     given: dict[str, str | None] = {} if index is None else {"index": index}
@@ -65,11 +64,7 @@ def train(
         given |= {"weights": weights, "padded_rows": padded_rows}
     choices = {"keep": keep or [], "reset": reset or []}
     spec = resolved_recipe(recipe, run, overrides or [], choices, remap or [], source, given)
-    if until is not None and until > spec.duration_steps:
-        raise EctypeError(
-            f"--until {until}", f"at most {spec.duration_steps}, the recipe's duration_steps",
-            "lower it, or lengthen the run with --set duration_steps=N",
-        )  # fmt: skip
+    _check_end(until, spec.duration_steps)
     where = load_placement(placement, placement_overrides or ())
     # The numerical libraries take seconds to load: only for what was read without an error.
     from ectype.train.distributed import join
@@ -92,6 +87,16 @@ def train(
             announce=lambda record: _show_hand_over(record, spec),
         )  # fmt: skip
     _report(run, spec.duration_steps, result, json_output)
+
+
+def _check_end(until: int | None, duration_steps: int) -> None:
+    from ectype.errors import EctypeError
+
+    if until is not None and until > duration_steps:
+        raise EctypeError(
+            f"--until {until}", f"at most {duration_steps}, the recipe's duration_steps",
+            "lower it, or lengthen the run with --set duration_steps=N",
+        )  # fmt: skip
 
 
 def _report(run: Path, duration_steps: int, result: Any, json_output: bool) -> None:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ectype.artifacts import parse_json
 from ectype.errors import EctypeError
 
 WEBHOOK_LIMIT_SECONDS = 10.0
@@ -91,11 +92,14 @@ def append_event(path: Path, event: str, **what: Any) -> None:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The log's lines; one that a crash tore is left out."""
+    """The log's events; a line that a crash tore, or that somebody else wrote, is left out."""
     rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
-            rows.append(json.loads(line))
+            row = parse_json(line)
+            json.dumps(row, allow_nan=False)  # what this program never wrote, and no JSON of its own can hold
         except ValueError:
             continue
+        if isinstance(row, dict) and isinstance(row.get("event"), str):
+            rows.append(row)
     return rows

@@ -91,6 +91,11 @@ class JobFolder:
         """
         write_json(self.file(type(record)), record.model_dump(mode="json"))
 
+    def forget_an_earlier_job(self) -> None:
+        """Take away what one of the same name left, as when the supervisor's memory was moved away."""
+        for kind in (End, Living):
+            self.file(kind).unlink(missing_ok=True)
+
     @property
     def keeper_lock(self) -> Path:
         """Held while the keeper lives, and before by who starts it."""
@@ -112,8 +117,8 @@ class JobFolder:
 
     def logs(self) -> list[Path]:
         """Outputs of all processes that were started, by number."""
-        found = self.path.glob("output-*.log")
-        return sorted(found, key=lambda path: int(path.stem.removeprefix("output-")))
+        found = {path.stem.removeprefix("output-"): path for path in self.path.glob("output-*.log")}
+        return [found[number] for number in sorted((name for name in found if name.isdecimal()), key=int)]
 
 
 def jobs_in(folder: Path) -> list[JobFolder]:

@@ -77,6 +77,7 @@ def _start_keeper(folder: JobFolder, plan: Plan) -> None:
     handle = os.open(folder.keeper_lock, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder.forget_an_earlier_job()
         folder.write(plan)
         with folder.keeper_log.open("ab") as log:
             subprocess.Popen(
@@ -98,11 +99,9 @@ def look(folder: JobFolder) -> JobReport:
 def _look(folder: JobFolder) -> JobReport:
     if not folder.file(Plan).is_file():
         return JobReport("deleted", "no such job on this machine")
-    if folder.file(End).is_file():
-        return _ended(folder)
     if _held(folder.keeper_lock):
         return JobReport("running")
-    if folder.file(End).is_file():  # It ended between the two looks.
+    if folder.file(End).is_file():
         return _ended(folder)
     if _held(folder.job_lock):
         _kill_orphans(folder)

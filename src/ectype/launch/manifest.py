@@ -23,7 +23,7 @@ _ACCELERATORS = {
 }  # fmt: skip
 """Value of GKE's node label by chip."""
 _CHIPS_OF_A_MACHINE = 4
-_TOPOLOGY = re.compile(r"([a-z]+\d+[a-z]*)-(\d+(?:x\d+){1,2})")
+_TOPOLOGY = re.compile(r"([a-z]+[0-9]+[a-z]*)-([1-9][0-9]{0,3}(?:x[1-9][0-9]{0,3}){1,2})")
 _WORKERS = "workers"
 _FUSE = "gcsfuse.csi.storage.gke.io"
 

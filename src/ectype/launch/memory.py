@@ -80,6 +80,11 @@ def write_memory(path: Path, memory: Memory) -> None:
     write_json(path, memory.model_dump(mode="json"))
 
 
+def _whole(run: str) -> str:
+    """A run's place, however its path was spelled."""
+    return run.rstrip("/") if run.startswith("gs://") else str(Path(run).resolve())
+
+
 def begun(path: Path, run: str, target_updates: int, *, stop_was_asked: bool) -> Memory:
     """The memory with which a supervisor starts: what is on file, with the budgets anew if that one had stopped.
 
@@ -92,7 +97,7 @@ def begun(path: Path, run: str, target_updates: int, *, stop_was_asked: bool) ->
     stored = read_memory(path)
     if stored is None:
         return Memory(run=run, target_updates=target_updates)
-    if stored.run != run:
+    if _whole(stored.run) != _whole(run):
         raise EctypeError(
             f"{path} is of run {stored.run}", f"the supervisor's memory of {run}", "choose another --state folder"
         )

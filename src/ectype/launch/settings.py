@@ -32,11 +32,12 @@ _CORES_OF_A_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5p": 2, "tpu7x": 2}
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _VOLUME = re.compile(r"[a-z0-9]([-a-z0-9._]*[a-z0-9])?")
-_BASE = re.compile(rf"gs://{_VOLUME.pattern}(/.*)?|/.*")
+_BASE = re.compile(rf"gs://{_VOLUME.pattern}(/[^*?\[\]]*)?|/[^*?\[\]]*")
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][-a-z0-9]{4,28}[a-z0-9]")
-_REGION = re.compile(r"[a-z]+-[a-z]+\d+")
-_ZONE = re.compile(rf"{_REGION.pattern}-[a-z]")
-_TPU = re.compile(r"(tpu\d+x?|v\d+[a-z]*|v5litepod)-(\d+|\d+(x\d+){1,2})")
+_REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
+_ZONE = re.compile(rf"{_REGION.pattern}-(ai[0-9]+)?[a-z]")
+_COUNT = "[1-9][0-9]{0,5}"
+_TPU = re.compile(rf"(tpu[0-9]+x?|v[0-9]+[a-z]*|v5litepod)-({_COUNT}|{_COUNT}(x{_COUNT}){{1,2}})")
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,22 @@ def check_name(name: str) -> str:
 
 
 def name_from(run: str) -> str:
-    """A name from a run folder's."""
-    plain = re.sub(r"[^a-z0-9]+", "-", Path(run).name.lower()).strip("-")
-    return check_name(plain if plain[:1].isalpha() else f"run-{plain}".rstrip("-"))
+    """A name from a run folder's.
+
+    Raises:
+        EctypeError: it is too long.
+    """
+    return check_name(_plain_name(run))
+
+
+def local_name(run: str) -> str:
+    """The same for jobs of this machine, whose names nobody else has to know: a long one is cut."""
+    return check_name(_plain_name(run)[: MOST_CHARACTERS_OF_A_NAME - _CHARACTERS_OF_AN_ATTEMPT].rstrip("-"))
+
+
+def _plain_name(run: str) -> str:
+    plain = re.sub(r"[^a-z0-9]+", "-", Path(run).absolute().name.lower()).strip("-")
+    return plain if plain[:1].isalpha() else f"run-{plain}".rstrip("-")
 
 
 def check_cluster(given: Cluster) -> Cluster:
@@ -233,7 +247,7 @@ def parse_slice(text: str) -> Slice:
     """
     machines, separator, placement = text.partition("=")
     device_type, times, count = machines.partition("*")
-    if not separator or not placement or (times and not count.isdigit()):
+    if not separator or not placement or (times and not re.fullmatch(_COUNT, count)):
         raise EctypeError(
             f"--or-smaller {text!r}", "DEVICE_TYPE[*SLICES]=PLACEMENT", "as --or-smaller tpu7x-128=tpu7x-4x4x4"
         )

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from ectype.artifacts import package_path
 from ectype.errors import EctypeError
 from ectype.launch.command import Training
 from ectype.launch.settings import only_in_job
-from ectype.recipe.load import load_placement, load_recipe
+from ectype.recipe.load import load_placement, load_recipe, parse_remap
 
 
 def check_inputs(training: Training, *, begun: bool = False) -> list[str]:
@@ -35,15 +36,33 @@ def check_inputs(training: Training, *, begun: bool = False) -> list[str]:
     return []
 
 
-def check_paths(training: Training) -> None:
-    """Refuse inputs that are not on this machine, where the job runs on it.
+def check_paths(training: Training, state: Path, *, begun: bool) -> None:
+    """Refuse inputs that are not on this machine, where the job runs on it, and a run folder that can't be one.
+
+    Args:
+        state: the supervisor's folder.
+        begun: whether the run has begun, and needs its index alone.
 
     Raises:
         EctypeError: names the first.
     """
-    for flag, path in _inputs(training):
-        if not Path(path).exists():
-            raise EctypeError(f"{flag} {path}: there is nothing", "a file or folder of this machine", "check the path")
+    run = Path(training.run)
+    if run.exists() and not run.is_dir():
+        raise EctypeError(f"--run {run}, a file", "a folder, or the path of a new one", "name another")
+    if state.resolve() == run.resolve():
+        raise EctypeError(f"--state {state}, the run folder itself", "a folder beside it", "leave --state out")
+    parse_remap(training.remap)
+    flags, inputs = dict(_named(training)), load_recipe(training.recipe, training.overrides).inputs
+    own = {"--index": inputs.index, "--weights": inputs.weights, "--padded-rows": inputs.padded_rows}
+    given = {flag: str(path) for flag, path in (own | {"--from": inputs.source}).items() if path is not None} | flags
+    for flag, path in given.items():
+        if begun and flag != "--index":
+            continue
+        there = package_path(path)
+        if not path or not (there.is_file() if flag == "--index" else there.exists()):
+            what = "file" if flag == "--index" else "file or folder"
+            field = flag if flag in flags else f"the recipe's input for {flag},"
+            raise EctypeError(f"{field} {path!r}: no such {what}", f"a {what} of this machine", "check the path")
 
 
 def check_volumes(training: Training, mounted: Sequence[str]) -> list[str]:
@@ -105,9 +124,13 @@ def check_gpus(training: Training, nodes: int, gpus_per_node: int | None) -> Non
 
 def _inputs(training: Training) -> list[tuple[str, str]]:
     """Flag and path of each input that was named, but for those that ship with Ectype."""
+    return [(flag, path) for flag, path in _named(training) if not path.startswith("package:")]
+
+
+def _named(training: Training) -> list[tuple[str, str]]:
     given = [("--index", training.index), ("--weights", training.weights), ("--padded-rows", training.padded_rows)]
     given.append(("--from", training.source))
-    return [(flag, path) for flag, path in given if path is not None and not path.startswith("package:")]
+    return [(flag, path) for flag, path in given if path is not None]
 
 
 def _within(path: str, folders: Sequence[str]) -> bool:

@@ -24,6 +24,9 @@ class StateFolder:
     def beside(cls, run: str) -> "StateFolder":
         """The folder of a run: RUN.launch; in the working folder where the run lies in a bucket."""
         where = Path(run.rstrip("/").rpartition("/")[2] if run.startswith("gs://") else run)
+        where = where if where.name else where.absolute()
+        if not run or not where.name:
+            raise EctypeError(f"--run {run!r}", "the folder of a run", "name one that has a folder above it")
         return cls(where.with_name(f"{where.name}.launch"))
 
     @property
@@ -88,7 +91,7 @@ def supervise(what: Supervised) -> Memory:
         what.webhook.address()
     with lock(what.state.lock, busy):
         asked = what.state.stop.exists()
-        memory = begun(what.state.memory, what.run, what.target_updates, stop_was_asked=asked)
+        memory = _begin(what, asked)
         write_memory(what.state.memory, memory)
         what.state.stop.unlink(missing_ok=True)
         append_event(what.state.events, "supervising", job=memory.job, target_updates=what.target_updates)
@@ -136,7 +139,7 @@ def submit_once(what: Supervised) -> str | None:
     busy = EctypeError(f"a supervisor has {what.state.path}", "none", "it submits jobs by itself; stop it first")
     with lock(what.state.lock, busy):
         asked = what.state.stop.exists()
-        memory = begun(what.state.memory, what.run, what.target_updates, stop_was_asked=asked)
+        memory = _begin(what, asked)
         if memory.job is not None and (report := what.backend.look(memory.job)).state not in ENDED:
             raise EctypeError(
                 f"{memory.job} is {report.state}", "no job of this run under way",
@@ -165,6 +168,16 @@ def submit_once(what: Supervised) -> str | None:
         if fault:
             raise EctypeError(f"{name} could not be submitted: {fault}", "a submission", "see the message above")
         return name
+
+
+def _begin(what: Supervised, stop_was_asked: bool) -> Memory:
+    """What is remembered; a size that this supervisor does not know gives way to the one that is asked for."""
+    memory = begun(what.state.memory, what.run, what.target_updates, stop_was_asked=stop_was_asked)
+    if memory.size >= what.policy.sizes:
+        memory = memory.model_copy(update={"size": 0})
+    if (memory.ending_for_size or 0) >= what.policy.sizes:
+        memory = memory.model_copy(update={"ending_for_size": 0})
+    return memory
 
 
 def _observe(what: Supervised, report: JobReport) -> Observation:

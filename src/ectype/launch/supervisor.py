@@ -273,7 +273,7 @@ def _again(
     if not progress:
         return _again_without_progress(policy, memory, seen, why, what)
     # A failure may need a moment until its cause is gone; after a preemption every second counts.
-    pause = policy.first_pause_seconds if what == "failures" else 0.0
+    pause = min(policy.first_pause_seconds, policy.longest_pause_seconds) if what == "failures" else 0.0
     changes = {"not_before": seen.at + pause, "reason": why, f"{what}_without_progress": 0}
     return Decision("wait", f"{why}; after progress, so it goes on in {pause:.0f} s"), _with(memory, **changes)
 

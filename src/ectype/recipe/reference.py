@@ -165,6 +165,11 @@ def read_training_log(log: Log, mend: str = COLUMNS_MEND) -> TrainingLog:
             rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise EctypeError(f"log {log.path}: {error}", "a readable CSV file", "check the path") from None
+    if any(None in row for row in rows):
+        raise EctypeError(
+            f"log {log.path} has rows of more cells than its {len(header)} columns", "as many cells as columns",
+            "export it with points for decimals, or quote cells that hold commas",
+        )  # fmt: skip
     single = [row for row in rows if not _is_aggregated(row, columns["loss"])]
     if not single:
         found = f"{len(rows)} rows, each a mean of several steps or runs" if rows else "no rows"
@@ -181,6 +186,8 @@ def read_training_log(log: Log, mend: str = COLUMNS_MEND) -> TrainingLog:
 
 def _column(path: Path, wanted: str, header: Sequence[str], mend: str) -> str:
     """The column of the file that `wanted` means."""
+    if header.count(wanted) > 1:
+        raise EctypeError(f"log {path} has {header.count(wanted)} columns {wanted!r}", "each name once", "rename one")
     if wanted in header:
         return wanted
     plain = [column for column in header if not column.endswith(("__MIN", "__MAX"))]

@@ -22,6 +22,7 @@ End = Literal["done", "stopped", "failed", "unhealthy"]
 
 _NORMAL_DEVIATIONS_PER_MAD = 1.4826
 """Of a normal distribution: 1 / Phi^-1(3/4) (Rousseeuw and Croux 1993)."""
+_MOST_NAMED = 16
 _LEAST_BLOCKS = 2
 """Blocks of updates before the recent ones that a settled step time needs."""
 
@@ -243,6 +244,9 @@ def _never_heard_of(signs: Sequence[Sign], policy: Health) -> list[Finding]:
     if max(sign.session_seconds for sign in signs) <= policy.lost_after_seconds:
         return []
     missing = sorted(set(range(max(sign.processes for sign in signs))) - {sign.process for sign in signs})
+    if len(missing) > _MOST_NAMED:
+        some = ", ".join(map(str, missing[:_MOST_NAMED]))
+        return [Finding("lost", f"{len(missing)} processes never gave a sign, {some} among them", process=missing[0])]
     return [Finding("lost", f"process {number} never gave a sign", process=number) for number in missing]
 
 

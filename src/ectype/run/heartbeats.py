@@ -12,6 +12,8 @@ from ectype.recipe.spec import Section
 from ectype.run.health import Activity, End, Sign
 from ectype.run.paths import RunFolder
 
+_UNKNOWN_HOST = "a host"
+
 
 class Heartbeat(Section):
     """What a process says of itself. Medians are over recent updates."""
@@ -66,15 +68,20 @@ def read_heartbeats(run_dir: Path) -> list[Heartbeat]:
     A clock that is ahead makes nobody younger than the file, and a file that a crash cut or another version wrote still
     says of whom and when it is.
     """
-    return [read for path in RunFolder(run_dir).heartbeat_files() if (read := _read(path)) is not None]
+    found = [read for path in RunFolder(run_dir).heartbeat_files() if (read := _read(path)) is not None]
+    readable = [beat for beat in found if beat.host != _UNKNOWN_HOST]
+    # Of a session whose other processes all said how they ended, a sign that can't be read tells nothing.
+    return readable if readable and all(beat.ended is not None for beat in readable) else found
 
 
 def _read(path: Path) -> Heartbeat | None:
-    """None where it vanished, as when a session begins."""
+    """None where it vanished, as when a session begins, or is no file."""
     try:
+        if not path.is_file():
+            return None
         written = path.stat().st_mtime
         beat = read_record(path, Heartbeat, "heartbeat", "ectype train", "it is written anew")
-    except FileNotFoundError:
+    except OSError:
         return None
     except EctypeError:
         return _unreadable(path, written) if path.exists() else None
@@ -84,7 +91,7 @@ def _read(path: Path) -> Heartbeat | None:
 def _unreadable(path: Path, written: float) -> Heartbeat:
     process = RunFolder.process_of_heartbeat(path)
     return Heartbeat(
-        process=process, processes=process + 1, host="a host", at_unix_seconds=written,
+        process=process, processes=1, host=_UNKNOWN_HOST, at_unix_seconds=written,
         phase=f"{path.name} not readable", phase_seconds=0.0, activity="other", step=0, own_seconds=None,
         probe_seconds=None, updating_seconds=0.0, session_seconds=0.0, ended=None, error=None,
     )  # fmt: skip

@@ -124,9 +124,9 @@ def _updates(rows: Sequence[Row]) -> Updates:
 
 def _words(state: State, beats: Sequence[Heartbeat], signs: Sequence[Sign]) -> str:
     """A line for people: why it ended, or what process 0 does."""
-    for beat in beats:
-        if beat.error is not None and beat.ended == state:
-            return beat.error
+    faults = [beat for beat in beats if beat.error is not None and beat.ended == state]
+    if faults:  # The others' errors may be effects of the first one's.
+        return str(min(faults, key=lambda beat: beat.at_unix_seconds).error)
     if not signs:
         return "no process has told of itself"
     sign = min(signs, key=lambda sign: sign.process)

@@ -1,6 +1,7 @@
 """Several processes as one job: how they find each other, and how process 0's word becomes everybody's."""
 
 import os
+import re
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from ectype.errors import EctypeError
 
 HEARTBEAT_TIMEOUT_SECONDS = 60
 """After this long without a sign of a process, the runtime ends all others."""
+_LAST_PORT = 65535
 # `srun` sets Slurm's name for its steps; a batch script alone has no processes to find.
 AUTOMATIC = "auto"
 """In the place of an address: the cluster tells, and where it does not, nothing is trained."""
@@ -41,6 +43,10 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
         )  # fmt: skip
     if not automatic and not any(given) and not any(name in os.environ for name in _AUTO_DETECTED):
         return
+    if given[0]:
+        _check_address(str(coordinator))
+    # JAX would take SIGTERM for itself; `StopSignals` has it.
+    jax.config.update("jax_enable_preemption_service", False)
     # Collectives between CPU processes; other platforms bring their own.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
@@ -57,6 +63,14 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
             f"process {process} of {processes} could not join {coordinator}: {error}", "every process of the job up",
             "check the address and that all processes were started",
         ) from error  # fmt: skip
+
+
+def _check_address(coordinator: str) -> None:
+    host, _, port = coordinator.rpartition(":")
+    if not host or not re.fullmatch("[1-9][0-9]{0,4}", port) or int(port) > _LAST_PORT:
+        raise EctypeError(
+            f"--coordinator {coordinator!r}", "HOST:PORT of process 0, or auto", "as --coordinator 10.0.0.1:8476"
+        )
 
 
 def from_first_process(number: int | None) -> int | None:

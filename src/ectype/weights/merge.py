@@ -32,6 +32,7 @@ from ectype.weights.tree import LeafPath
 
 _CARRIED = ("sequence_length_tokens",)
 """What the checkpoints say beside their weights, and the mean says too where all of them agree."""
+_READ_BYTES = 1 << 24
 _MOMENTS, _COUNT = ("first_moment", "second_moment"), ("count",)
 
 Leaves = dict[str, dict[LeafPath, Leaf]]
@@ -155,7 +156,7 @@ class _Tensor:
 
 @dataclass
 class _MeanPart:
-    """One named tensor of the mean, computed when read, in steps of whole chunks of the sources."""
+    """One named tensor of the mean, computed when read, in steps of whole chunks of the sources, many of small ones."""
 
     tensor: _Tensor
     items: Sequence[Path]
@@ -170,7 +171,9 @@ class _MeanPart:
     def read_rows(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows [first, end) of the mean, and those of them that an export holds."""
         arrays = [store.open_array(item, self.path) for item in self.items]
-        step = max(store.read_chunk(array)[0 if self.block is None else 1] for array in arrays)
+        chunk = max(store.read_chunk(array)[0 if self.block is None else 1] for array in arrays)
+        # Training may store a chunk for each row: as many at once as make a read worth its start.
+        step = chunk * max(1, _READ_BYTES * self.rows // max(1, self.tensor.size_bytes * chunk))
         pieces, place = [], first
         while place < end:
             start = place // step * step
