@@ -94,6 +94,15 @@ def test_a_run_of_this_machine_has_a_folder_and_a_state_of_its_own(ectype, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_run_of_this_machine_that_has_begun_needs_no_weights_and_knows_its_index(ectype, tmp_path):
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    run.manifest.touch()
+    asked = ("local", "submit", "toy-calm", "--placement", "cpu-one", "--run", "run", "--dry-run")
+    assert ectype(*asked, "--weights", "gone", "--set", "inputs.index=gone").exit_code == 0
+    assert ectype(*asked, "--index", "gone").exit_code == 2
+
+
 def test_a_path_in_a_mounted_bucket_is_the_jobs_path(ectype):
     asked = ("--index", "gs://b/i.json", "--weights", "gs://b/w", "--json")
     [[command]] = json.loads(ectype(*VERBS["xpk"], *asked).stdout)["dry_run"]

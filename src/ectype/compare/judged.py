@@ -12,6 +12,7 @@ from ectype.artifacts import sha256_of_file
 from ectype.evaluate.sides import weight_files
 from ectype.recipe.reference import Reference
 from ectype.recipe.spec import Recipe, Section
+from ectype.run.checkpoints import is_checkpoint
 from ectype.run.paths import RunFolder
 
 
@@ -37,9 +38,10 @@ def judged_inputs(
     roots = [*_paths(reference.model_dump(exclude=leave_out)), *_paths(recipe.evaluation.model_dump())]
     files = {file for root in roots for file in _files(root)}
     for step in landmarks:
-        weights = (reference.landmarks[step].weights, reference.landmarks[step].padded_rows)
-        for given in (*weights, RunFolder(run_dir).checkpoint(step)):
-            files |= set(weight_files(given)) if given is not None and given.exists() else set()
+        theirs, ours = reference.landmarks[step], RunFolder(run_dir).checkpoint(step)
+        weights = [theirs.weights, *([theirs.padded_rows] if theirs.padded_rows else [])]
+        weights += [ours] if is_checkpoint(ours) else []  # One that is gone left its hash in the evaluation.
+        files |= {file for given in weights for file in weight_files(given)}
     return {_name(run_dir, file): _seen(file) for file in sorted(files)}
 
 

@@ -41,7 +41,7 @@ def check_paths(training: Training, state: Path, *, begun: bool) -> None:
 
     Args:
         state: the supervisor's folder.
-        begun: whether the run has begun, and needs its index alone.
+        begun: whether the run has begun: it then holds its weights and knows its index, unless another is named.
 
     Raises:
         EctypeError: names the first.
@@ -54,7 +54,8 @@ def check_paths(training: Training, state: Path, *, begun: bool) -> None:
     parse_remap(training.remap)
     flags, inputs = dict(_named(training)), load_recipe(training.recipe, training.overrides).inputs
     own = {"--index": inputs.index, "--weights": inputs.weights, "--padded-rows": inputs.padded_rows}
-    given = {flag: str(path) for flag, path in (own | {"--from": inputs.source}).items() if path is not None} | flags
+    own = {} if begun else own | {"--from": inputs.source}
+    given = {flag: str(path) for flag, path in own.items() if path is not None} | flags
     for flag, path in given.items():
         if begun and flag != "--index":
             continue
