@@ -78,6 +78,22 @@ def test_a_device_type_that_is_none_is_refused_whatever_else_is_given(ectype, de
         assert (refused.exit_code, f"--device-type {device_type!r}" in refused.stderr) == (2, True), refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--namespace", "A B"), ("--priority", "a\nb"), ("--service-account", ""), ("--device-type", "tpu7x-3x3x3")],
+)
+def test_a_manifest_holds_no_name_that_kubernetes_refuses(ectype, flag, value):
+    given = ("--index", "/mnt/runs/i.json", "--weights", "/mnt/runs/w", "--placement", "tpu7x-4x8x8", flag, value)
+    refused = ectype(*VERBS["manifest"], *given)
+    assert (refused.exit_code, f"{flag} {value!r}" in refused.stderr) == (2, True), refused.stderr
+
+
+def test_slurm_has_no_tpus(ectype):
+    given = ("--index", "/shared/i.json", "--placement", "tpu7x-4x8x8")
+    refused = ectype(*VERBS["slurm"], *given)
+    assert (refused.exit_code, "placement tpu7x-4x8x8, for TPUs" in refused.stderr) == (2, True), refused.stderr
+
+
 def test_a_run_of_this_machine_has_a_folder_and_a_state_of_its_own(ectype, tmp_path):
     (tmp_path / "file").touch()
     for given, said in (
@@ -198,6 +214,8 @@ def test_a_run_folder_lies_in_a_volume():
     with pytest.raises(EctypeError, match=r"lies in no volume \(/mnt/run\)"):
         check_volumes(Training("r", "/mnt/runs/s"), ["/mnt/run"])
     assert check_volumes(Training("r", "/mnt/runs/s", index="package:x"), ["/mnt/runs/"]) == []
+    with pytest.raises(EctypeError, match="lies in no volume"):
+        check_volumes(Training("r", "/mnt/runs/../../x"), ["/mnt/runs"])
     [note] = check_volumes(Training("r", "/mnt/runs/s", index="/other/i.json"), ["/mnt/runs"])
     assert note == "--index /other/i.json lies in no volume: it must be in the image"
 

@@ -120,6 +120,9 @@ def test_a_volume_is_refused_by_the_part_that_is_wrong():
             settings.parse_volumes("--bucket", [given])
     with pytest.raises(EctypeError, match="no absolute path behind ="):
         settings.parse_volumes("--claim", ["data=mnt"])
+    for twice in (["a=/mnt/a", "b=/mnt/a/"], ["a=/"]):
+        with pytest.raises(EctypeError, match="is taken"):
+            settings.parse_volumes("--bucket", twice)
     with pytest.raises(EctypeError, match="a folder of a bucket"):
         settings.parse_volumes("--bucket", ["gs://runs/a=/mnt"])
     assert settings.parse_mounts(("gs://runs/a/=/mnt/",)) == {"gs://runs/a": "/mnt"}
@@ -131,7 +134,7 @@ def test_a_volume_is_refused_by_the_part_that_is_wrong():
 @pytest.mark.parametrize(
     ("flag", "good", "bad"),
     [
-        ("cluster", ["c", "my-cluster-1"], ["", "My", "1c", "c-", "c;rm", "--all"]),
+        ("cluster", ["c", "my-cluster-1"], ["", "My", "1c", "c-", "c;rm", "--all", "c" * 64]),
         ("project", ["my-project", "example.com:my-project"], ["p", "My-project", "projects/my-project", "a" * 31]),
         ("zone", ["us-central1-a", "europe-west4-b", "us-central1-ai1a"], ["us-central1", "us-central1-a ", "a"]),
         ("location", [None, "us-central1", "us-central1-a", "us-south1-ai1b"], ["us", "", "us-central1-a-b"]),
@@ -165,10 +168,10 @@ def test_a_placement_is_for_the_machines_that_are_asked_for():
 
 
 def test_a_queue_has_a_name_that_kubernetes_knows():
-    assert settings.check_queue("team-a") == "team-a"
-    for queue in ("", "Team", "a b", "a" * 64):
+    assert settings.check_object("--queue", "team-a", "localqueues") == "team-a"
+    for queue in ("", "Team", "a b", "a\nb", "a" * 64):
         with pytest.raises(EctypeError, match="--queue"):
-            settings.check_queue(queue)
+            settings.check_object("--queue", queue, "localqueues")
 
 
 def test_each_size_is_smaller_than_those_before_it():

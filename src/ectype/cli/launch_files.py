@@ -172,7 +172,7 @@ def manifest(given: dict[str, Any]) -> None:
 def _plan(given: dict[str, Any]) -> "JobSetPlan":
     from ectype.launch.command import check_argument, check_environment, check_secrets
     from ectype.launch.manifest import JobSetPlan, gpu_machines, tpu_machines
-    from ectype.launch.settings import check_queue, parse_volumes, require
+    from ectype.launch.settings import check_object, parse_volumes, require
 
     require({"image": given["image"]})
     if given["gpus"] is None:
@@ -181,8 +181,13 @@ def _plan(given: dict[str, Any]) -> "JobSetPlan":
     else:
         machines = gpu_machines(given["gpus"], given["nodes"])
     check_argument(given["image"])
+    for flag, kind in (("queue", "localqueues"), ("namespace", "namespaces"), ("priority", "priorityclasses")):
+        if given[flag] is not None:
+            check_object(f"--{flag}", given[flag], kind)
+    if given["service_account"] is not None:
+        check_object("--service-account", given["service_account"], "serviceaccounts")
     return JobSetPlan(
-        _name(given), given["image"], check_queue(given["queue"]), machines,
+        _name(given), given["image"], given["queue"], machines,
         given["namespace"], given["priority"], tuple(check_environment(tuple(given["env"] or ())).items()),
         check_secrets(tuple(given["secret_env"] or ())), parse_volumes("--bucket", given["bucket"]),
         parse_volumes("--claim", given["claim"]), given["service_account"], given["failures"],

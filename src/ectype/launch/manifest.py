@@ -77,6 +77,11 @@ def tpu_machines(device_type: str, num_slices: int) -> Machines:
     for size in found[2].split("x"):
         chips *= int(size)
     of_machine = min(chips, _CHIPS_OF_A_MACHINE)
+    if chips % of_machine:
+        raise EctypeError(
+            f"--device-type {device_type!r}: {chips} chips", f"a whole number of machines of {of_machine}",
+            "choose another topology",
+        )  # fmt: skip
     selector = (
         ("cloud.google.com/gke-tpu-accelerator", _ACCELERATORS[found[1]]),
         ("cloud.google.com/gke-tpu-topology", found[2]),

@@ -137,8 +137,8 @@ def check_cluster(given: Cluster) -> Cluster:
         ("--namespace", given.namespace, _LABEL, label),
     ]  # fmt: skip
     for flag, value, form, expected in forms:
-        if not form.fullmatch(value):
-            raise EctypeError(f"{flag} {value!r}", expected, "see `gcloud container clusters list`")
+        if not form.fullmatch(value) or len(value) > _CHARACTERS_OF_A_LABEL:
+            raise EctypeError(f"{flag} {value[:80]!r}", expected, "see `gcloud container clusters list`")
     if given.location is not None and not (_REGION.fullmatch(given.location) or _ZONE.fullmatch(given.location)):
         raise EctypeError(f"--location {given.location!r}", "a region or a zone", "as us-central1 or us-central1-a")
     return given
@@ -159,11 +159,15 @@ def check_base(base: str) -> str:
     return base.rstrip("/")
 
 
-def check_queue(queue: str) -> str:
-    """Name of a LocalQueue."""
-    if not _LABEL.fullmatch(queue) or len(queue) > _CHARACTERS_OF_A_LABEL:
-        raise EctypeError(f"--queue {queue!r}", "the name of a LocalQueue", "see `kubectl get localqueues`")
-    return queue
+def check_object(flag: str, name: str, kind: str) -> str:
+    """Name of an object of Kubernetes.
+
+    Args:
+        kind: of the object, as `kubectl get` takes it.
+    """
+    if not _LABEL.fullmatch(name) or len(name) > _CHARACTERS_OF_A_LABEL:
+        raise EctypeError(f"{flag} {name[:80]!r}", f"the name of one of {kind}", f"see `kubectl get {kind}`")
+    return name
 
 
 def check_platform(placement: str, platform: Literal["gpu", "tpu"]) -> None:
@@ -218,13 +222,15 @@ def parse_volumes(flag: Literal["--bucket", "--claim"], pairs: list[str] | None)
     Raises:
         EctypeError: another form.
     """
-    found = []
+    found: dict[str, str] = {}
     for pair in pairs or ():
         name, _, path = pair.partition("=")
         name = name.removeprefix("gs://").rstrip("/") if flag == "--bucket" else name
         _check_volume(f"{flag} {pair!r}", flag.removeprefix("--"), name, path, "NAME=/PATH")
-        found.append((name, path))
-    return tuple(found)
+        if path.rstrip("/") in ("", *found):
+            raise EctypeError(f"{flag} {pair!r}: {path} is taken", "a path of its own", "mount it elsewhere")
+        found[path.rstrip("/")] = name
+    return tuple((name, path) for path, name in found.items())
 
 
 def _check_volume(given: str, kind: str, name: str, path: str, form: str) -> None:

@@ -1,5 +1,6 @@
 """What is said of a submission before it is made: what cannot work is refused, what may not be meant is noted."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -104,6 +105,11 @@ def check_gpus(training: Training, nodes: int, gpus_per_node: int | None) -> Non
     if only_in_job(training.placement):
         return
     placement = load_placement(training.placement, training.placement_overrides)
+    if placement.platform == "tpu":
+        raise EctypeError(
+            f"placement {placement.name}, for TPUs", "one for GPUs or CPUs, which Slurm's nodes have",
+            "choose another --placement, or use `ectype launch xpk`",
+        )  # fmt: skip
     if placement.platform != "gpu":
         return
     if gpus_per_node is None:
@@ -135,4 +141,5 @@ def _named(training: Training) -> list[tuple[str, str]]:
 
 
 def _within(path: str, folders: Sequence[str]) -> bool:
-    return any(f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/") for folder in folders)
+    whole = os.path.normpath(path)
+    return any(f"{whole}/".startswith(f"{os.path.normpath(folder).rstrip('/')}/") for folder in folders)
