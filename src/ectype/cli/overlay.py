@@ -71,9 +71,9 @@ def _sentences(laid: "LaidOver") -> list[str]:
     said = [
         f"{facts.steps_compared:,} steps are compared, run less log{left_out}.",
         f"Single steps: the largest difference is {number(facts.largest, '+.3g')} nats, at step {facts.largest_step:,}."
-        f" More than the tolerance of {facts.raw_threshold:.3g} nats: {_when(facts.first_raw_departure_step)}.",
+        f" More than the float32 floor of {facts.raw_threshold:.3g} nats: {_when(facts.first_raw_departure_step)}.",
     ]
-    width, tolerance = facts.smoothing_steps, max(facts.raw_threshold, facts.smoothed_threshold or 0.0)
+    width, least = facts.smoothing_steps, max(facts.raw_threshold, facts.smoothed_threshold or 0.0)
     if not len(laid.band.steps):
         said.append(f"There is no mean of {width} steps, since fewer are compared.")
     else:
@@ -81,13 +81,12 @@ def _sentences(laid: "LaidOver") -> list[str]:
         said.append(
             f"Means of {width} steps: the largest difference is {number(facts.largest_smoothed, '+.3g')} nats, of the "
             f"steps up to {laid.band.steps[worst]:,}. The noise of single steps allows "
-            f"{laid.band.half_width[worst]:.3g} nats there, and the tolerance is {tolerance:.3g} nats. "
+            f"{laid.band.half_width[worst]:.3g} nats there, and the floor or the twins {least:.3g} nats. "
             f"More than both: {_when(facts.first_band_departure_step)}."
         )
     quarter = max(1, facts.steps_compared // 4)
     said.append(
-        f"The mean of the last quarter, {quarter:,} steps, differs by {number(facts.mean_last_quarter, '+.3g')} nats; "
-        "it is compared with no band."
+        f"The mean of the last quarter, {quarter:,} steps, differs by {number(facts.mean_last_quarter, '+.3g')} nats."
     )
     return said
 

@@ -120,7 +120,7 @@ def _training_facts(differences: Differences, overlay: Overlay) -> str:
     pairs: list[tuple[Cell, Cell]] = [
         ("Largest difference", Html(f"{number(overlay.largest)} nats, at update {overlay.largest_step:,}")),
         (
-            Html(f"First update beyond {bound(overlay.raw_threshold)} nats"),
+            Html(f"First update beyond the float32 floor, {bound(overlay.raw_threshold)} nats"),
             "none" if first is None else f"{first:,}",
         ),
     ]
