@@ -26,7 +26,7 @@ def straight(trainer, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "in_saves"), [(5, 1), pytest.param(12, 3, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("count", "in_saves"), [(3, 1), pytest.param(12, 3, marks=pytest.mark.long)])
 def test_kills_change_nothing(trainer, straight, tmp_path, count, in_saves):
     kills = []
     kill_often(trainer, tmp_path / "run", range(1, count + 1), hop=False, seed=7, tell=kills.append)

@@ -112,7 +112,7 @@ def test_equals_one_device(mesh, parts):
         assert_replicas_agree(state)
 
 
-@pytest.mark.parametrize("stages", ["[4, 2]", "[2, 4]", "[2, 2, 2]"])
+@pytest.mark.parametrize("stages", ["[4, 2]", pytest.param("[2, 4]", marks=pytest.mark.long), "[2, 2, 2]"])
 def test_gathers_in_steps_equal_one_device(stages):
     assert_equal([*axes("fsdp8"), f"gather_stages={stages}"])
 
@@ -133,7 +133,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("mesh", ["fsdp2 context2 tensor2"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*list(VARIANTS)[:2], pytest.param(list(VARIANTS)[2], marks=pytest.mark.long)])
 def test_other_families_equal_one_device(mesh, variant):
     assert_replicas_agree(assert_equal(axes(mesh), *VARIANTS[variant]))
 

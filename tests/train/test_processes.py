@@ -129,8 +129,11 @@ def test_asking_one_to_stop_stops_all_at_one_step(one, tmp_path):
 
 END_ALONE = """
 import os, signal, sys
+import ectype.stopping
 import ectype.train.loop as loop
 from ectype.errors import EctypeError
+
+ectype.stopping.FAREWELL_SECONDS = 2.0
 
 _prepare = loop.prepare_devices
 
