@@ -128,12 +128,15 @@ def sha256_of_file(path: Path) -> str:
     stat = path.stat()
     if stat.st_size >= _LARGE_BYTES:
         return _sha256_of_large(path.absolute(), stat.st_size, stat.st_mtime_ns)
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return _sha256(path)
 
 
 @lru_cache(maxsize=4096)
 def _sha256_of_large(path: Path, size: int, modified_ns: int) -> str:
+    return _sha256(path)
+
+
+def _sha256(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

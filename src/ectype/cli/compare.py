@@ -76,17 +76,17 @@ def _show(record: "VerdictRecord", run: Path) -> None:
     from ectype.compare.ranking import folded
     from ectype.run.paths import RunFolder
 
+    def amount(criterion: Any, value: float | None, form: str) -> str:
+        return share(value) if criterion.name == TOP1 else number(value, form)
+
     table = plain_table("criterion", "landmark", "measured", "tolerance", "outcome", numbers_from=1)
     marks = {Outcome.HOLDS: "holds", Outcome.BROKEN: "[red]broken[/]", Outcome.UNCLEAR: "[yellow]unclear[/]"}
     for criterion, others in folded(record.criteria):
         where = "" if criterion.landmark is None else str(criterion.landmark)
         kind = "sets" if criterion.name == LOSS_BY_SET else "domains"
         name = f"its worst of {others} {kind}: {criterion.domain}" if others else criterion.name
-        bound = "none" if criterion.tolerance is None else format(criterion.tolerance, ".4g")
-        whole = criterion.name == TOP1
-        measured = share(criterion.measured) if whole else number(criterion.measured, ".3g")
-        bound = share(criterion.tolerance) if whole and criterion.tolerance is not None else bound
-        table.add_row(name, where, measured, bound, marks[criterion.outcome])
+        bound = "none" if criterion.tolerance is None else amount(criterion, criterion.tolerance, ".4g")
+        table.add_row(name, where, amount(criterion, criterion.measured, ".3g"), bound, marks[criterion.outcome])
     out = console()
     out.print(table)
     for note, names in open_questions(record).items():

@@ -33,6 +33,9 @@ def faults(
     but the training loss where the data order is replayed.
     Example: ectype faults runs/faults
     """
+    if only_list:
+        _show_catalogue(json_output)
+        return None
     from ectype.errors import EXIT_DONE, EXIT_NEGATIVE, EctypeError
     from ectype.faults.matrix import TABLES, fault_matrix
     from ectype.faults.record import write_matrix
@@ -40,9 +43,6 @@ def faults(
     from ectype.faults.table import honest_line, in_short, sound, time_line
     from ectype.run.paths import RunFolder
 
-    if only_list:
-        _show_catalogue(json_output)
-        return None
     if out is None:
         raise EctypeError("no OUT", "a folder to work in", "give one, as `ectype faults runs/faults`; or --list")
     chosen = details(regime or (), fault or (), honest, overrides or ())

@@ -181,11 +181,10 @@ def _plan(given: dict[str, Any]) -> "JobSetPlan":
     else:
         machines = gpu_machines(given["gpus"], given["nodes"])
     check_argument(given["image"])
-    for flag, kind in (("queue", "localqueues"), ("namespace", "namespaces"), ("priority", "priorityclasses")):
-        if given[flag] is not None:
-            check_object(f"--{flag}", given[flag], kind)
-    if given["service_account"] is not None:
-        check_object("--service-account", given["service_account"], "serviceaccounts")
+    kinds = {"queue": "localqueues", "namespace": "namespaces", "priority": "priorityclasses"}
+    for name, kind in (kinds | {"service_account": "serviceaccounts"}).items():
+        if given[name] is not None:
+            check_object(f"--{name.replace('_', '-')}", given[name], kind)
     return JobSetPlan(
         _name(given), given["image"], given["queue"], machines,
         given["namespace"], given["priority"], tuple(check_environment(tuple(given["env"] or ())).items()),

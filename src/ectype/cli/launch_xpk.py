@@ -211,10 +211,8 @@ def _supervised(given: dict[str, Any]) -> "Supervised":
     what = _named(given)
     target, training = _training(given, what.run)
     placement = given["placement"] or settings.placement_for(given["device_type"], given["num_slices"])
-    slices = [settings.Slice(given["device_type"], given["num_slices"], placement)]
+    slices = [settings.check_slice(settings.Slice(given["device_type"], given["num_slices"], placement))]
     slices += [settings.parse_slice(text) for text in given.get("or_smaller") or ()]
-    for one in slices:
-        settings.check_slice(one)
     settings.check_smaller(slices)
     for one in slices:
         settings.check_in_image(given["recipe"], one.placement)

@@ -6,11 +6,10 @@ were is the same, and only another is looked into.
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from ectype.artifacts import sha256_of_file
 from ectype.evaluate.sides import weight_files
-from ectype.recipe.reference import Reference
+from ectype.recipe.reference import Reference, paths_in
 from ectype.recipe.spec import Recipe, Section
 from ectype.run.checkpoints import is_checkpoint
 from ectype.run.paths import RunFolder
@@ -35,7 +34,7 @@ def judged_inputs(
         its_noise: whether the tolerances come from the reference's noise record.
     """
     leave_out = {"landmarks"} if its_noise else {"landmarks", "noise"}
-    roots = [*_paths(reference.model_dump(exclude=leave_out)), *_paths(recipe.evaluation.model_dump())]
+    roots = [*paths_in(reference.model_dump(exclude=leave_out)), *paths_in(recipe.evaluation.model_dump())]
     files = {file for root in roots for file in _files(root)}
     for step in landmarks:
         theirs, ours = reference.landmarks[step], RunFolder(run_dir).checkpoint(step)
@@ -71,11 +70,3 @@ def _name(run_dir: Path, file: Path) -> str:
 
 def _files(root: Path) -> Iterator[Path]:
     yield from [root] if root.is_file() else (file for file in root.rglob("*") if file.is_file())
-
-
-def _paths(value: Any) -> Iterator[Path]:
-    if isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _paths(entry)
-    elif isinstance(value, Path):
-        yield value

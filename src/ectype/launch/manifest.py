@@ -14,6 +14,7 @@ import yaml
 from ectype.errors import EXIT_STOPPED, EctypeError
 from ectype.launch.command import Training, process_arguments
 from ectype.launch.kubernetes_state import QUEUE_LABEL
+from ectype.launch.settings import chips_of
 from ectype.launch.xpk import escape_dollars
 
 COORDINATOR_PORT = 8476
@@ -73,9 +74,7 @@ def tpu_machines(device_type: str, num_slices: int) -> Machines:
             f"--device-type {device_type!r}", f"CHIP-TOPOLOGY with one of {', '.join(_ACCELERATORS)}",
             "as tpu7x-4x8x8 or v5p-4x4x8; a count of cores does not say how the slice is cut",
         )  # fmt: skip
-    chips = 1
-    for size in found[2].split("x"):
-        chips *= int(size)
+    _, chips = chips_of(device_type)
     of_machine = min(chips, _CHIPS_OF_A_MACHINE)
     if chips % of_machine:
         raise EctypeError(

@@ -9,6 +9,7 @@ from ectype.errors import EctypeError
 from ectype.launch.command import Training
 from ectype.launch.settings import only_in_job
 from ectype.recipe.load import load_placement, load_recipe, parse_remap
+from ectype.recipe.spec import Inputs
 
 
 def check_inputs(training: Training, *, begun: bool = False) -> list[str]:
@@ -53,13 +54,9 @@ def check_paths(training: Training, state: Path, *, begun: bool) -> None:
     if state.resolve() == run.resolve():
         raise EctypeError(f"--state {state}, the run folder itself", "a folder beside it", "leave --state out")
     parse_remap(training.remap)
-    flags, inputs = dict(_named(training)), load_recipe(training.recipe, training.overrides).inputs
-    own = {"--index": inputs.index, "--weights": inputs.weights, "--padded-rows": inputs.padded_rows}
-    own = {} if begun else own | {"--from": inputs.source}
-    given = {flag: str(path) for flag, path in own.items() if path is not None} | flags
+    flags, own = dict(_named(training)), dict(_named(load_recipe(training.recipe, training.overrides).inputs))
+    given = {flag: path for flag, path in flags.items() if flag == "--index"} if begun else own | flags
     for flag, path in given.items():
-        if begun and flag != "--index":
-            continue
         there = package_path(path)
         if not path or not (there.is_file() if flag == "--index" else there.exists()):
             what = "file" if flag == "--index" else "file or folder"
@@ -134,10 +131,9 @@ def _inputs(training: Training) -> list[tuple[str, str]]:
     return [(flag, path) for flag, path in _named(training) if not path.startswith("package:")]
 
 
-def _named(training: Training) -> list[tuple[str, str]]:
-    given = [("--index", training.index), ("--weights", training.weights), ("--padded-rows", training.padded_rows)]
-    given.append(("--from", training.source))
-    return [(flag, path) for flag, path in given if path is not None]
+def _named(what: Training | Inputs) -> list[tuple[str, str]]:
+    given = [("--index", what.index), ("--weights", what.weights), ("--padded-rows", what.padded_rows)]
+    return [(flag, str(path)) for flag, path in (*given, ("--from", what.source)) if path is not None]
 
 
 def _within(path: str, folders: Sequence[str]) -> bool:

@@ -110,7 +110,7 @@ def load_reference(path: str | Path) -> Reference:
         )
     reference = parse(Reference, read_json(file, "reference"), f"reference {file}", mend=_MEND)
     resolved = Reference.model_validate(rooted(reference.model_dump(), file.parent))
-    absent = [str(named) for named in _paths(resolved.model_dump()) if not named.exists()]
+    absent = [str(named) for named in paths_in(resolved.model_dump()) if not named.exists()]
     if absent:
         raise EctypeError(
             f"reference {file} names absent files: {', '.join(absent)}",
@@ -132,9 +132,10 @@ def named_reference(recipe: Recipe, name: str | None = None) -> Reference:
     return load_reference(chosen)
 
 
-def _paths(value: Any) -> list[Path]:
+def paths_in(value: Any) -> list[Path]:
+    """Every path in nested dictionaries, as a record's `model_dump` gives them."""
     if isinstance(value, dict):
-        return [path for entry in value.values() for path in _paths(entry)]
+        return [path for entry in value.values() for path in paths_in(entry)]
     return [value] if isinstance(value, Path) else []
 
 

@@ -41,7 +41,8 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
             f"coordinator {coordinator}, processes {processes}, process {process}", "all three, none, or auto alone",
             "give --coordinator HOST:PORT --processes N --process I to every process",
         )  # fmt: skip
-    if not automatic and not any(given) and not any(name in os.environ for name in _AUTO_DETECTED):
+    detected = any(name in os.environ for name in _AUTO_DETECTED)
+    if not automatic and not any(given) and not detected:
         return
     if given[0]:
         _check_address(str(coordinator))
@@ -54,7 +55,7 @@ def join(coordinator: str | None, processes: int | None, process: int | None) ->
             None if automatic else coordinator, processes, process, heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS
         )
     except (RuntimeError, ValueError) as error:
-        if automatic and not any(name in os.environ for name in _AUTO_DETECTED):
+        if automatic and not detected:
             raise EctypeError(
                 "no cluster that tells its processes of each other", "TPU VMs, GKE, a step of Slurm, or Open MPI",
                 "give --coordinator HOST:PORT --processes N --process I to every process, or none to train alone",
